@@ -88,23 +88,23 @@ ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V valu
   }
 }
 
-// Computes attention over one split (part) of the positions, for the query heads that share a
-// key/value head. Task coordinates: row, key/value head, split. With one split, the output is the
-// result of each query head. With several, it is the unnormalised sum, maximum and denominator of
-// each query head, for ark_attention_merge.
-template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int CHUNK, class Q, class K, class V,
-          class P, class O, class F>
+// Computes the attention of G query heads that share a key/value head, over one split of the
+// positions. Task coordinates: row, key/value head * SHARES + share of its query heads, split. If there is one split, the output is the
+// result of each query head; otherwise its unnormalised sum, maximum and denominator.
+template <int G, int KV_HEADS, int SHARES, int D, int CONTEXT, int SPLITS, int CHUNK, class Q,
+          class K, class V, class P, class O, class F>
 ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,
                               P position, O output, F fresh) {
   auto& s = *reinterpret_cast<ArkAttentionScratch<G, D, CHUNK>*>(ARK_SCRATCH(c));
-  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+  const int row = t.coord[0], split = t.coord[2];
+  const int heads = t.coord[1] * G, head = t.coord[1] / SHARES;  // the first query head, and theirs
   const int at = position.p[0], seen = (at < CONTEXT ? at : CONTEXT) + row + 1;
   const int count = seen < 0 ? 0 : seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
   const int in_cache = F::given ? count - 1 : count;
   for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
-    s.query[i] = ark_load(c, query, 0, 0, row, head * G * D + i) * scale;
+    s.query[i] = ark_load(c, query, 0, 0, row, heads * D + i) * scale;
     s.sum[i] = 0.0f;
   }
   for (int g = ark_tid(); g < G; g += ARK_THREADS) {
@@ -132,13 +132,13 @@ ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query,
     for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
       const float weight = s.weight[i / D];
       const float v = weight != 0.0f ? s.sum[i] / weight : 0.0f;
-      ark_publish(c, output, 0, 0, row, head * G * D + i, v);
+      ark_publish(c, output, 0, 0, row, heads * D + i, v);
     }
   } else {
     for (int i = ark_tid(); i < G * (D + 2); i += ARK_THREADS) {
       const int g = i / (D + 2), d = i % (D + 2);
       const float v = d < D ? s.sum[g * D + d] : d == D ? s.top[g] : s.weight[g];
-      ark_publish(c, output, row, head * G + g, split, d, v);
+      ark_publish(c, output, row, heads + g, split, d, v);
     }
   }
 }

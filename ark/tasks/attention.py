@@ -1,16 +1,18 @@
 """Two task kinds for causal grouped-query attention of a few rows over a key/value cache.
-`attention` has one task for each row, key/value head and part (split) of the positions;
-`attention_merge` combines the splits. Emitted by ark.lower.ops.attention.
+`attention` has one task for each row, key/value head (or share of its query heads) and part (split)
+of the positions; `attention_merge` combines the splits. Emitted by ark.lower.ops.attention.
 
-`attention` params: heads, kv_heads, head_dim, splits, scale, streamed.
+`attention` params: heads, kv_heads, head_dim, splits, scale, streamed, shares.
 
 operands: q (m, heads * head_dim), key cache and value cache (kv_heads, context, head_dim), position
 (1,), output, [fresh (1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r.
 With `fresh` there is one row: its own key and value are read from `fresh`, and earlier ones from
 the caches. The caches may then be streamed through a ring in shared memory; `streamed` is the
-number of positions in a stage of the ring (0: the caches are read in place).
+number of positions in a stage of the ring (0: the caches are read in place). `shares` is the number
+of tasks that divide the query heads of a key/value head among themselves.
 
-coord: row, kv head, split. With one split the output is (m, heads * head_dim). With more it is a
+coord: row, kv head * shares + share, split. With one split the output is (m, heads * head_dim).
+With more it is a
 partial result (m, heads, splits, head_dim + 2): the unnormalised sum, then maximum and denominator;
 `attention_merge` combines the splits (flash-decoding, Dao et al. 2023).
 
@@ -57,6 +59,12 @@ class AttentionParams(Params, frozen=True):
     splits: Splits
     scale: float
     streamed: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+    shares: Heads = 1
+
+    @property
+    def group(self) -> int:
+        """The number of query heads of a task."""
+        return self.heads // (self.kv_heads * self.shares)
 
 
 class SplitAttention(TaskKind):
@@ -64,7 +72,7 @@ class SplitAttention(TaskKind):
 
     def places(self, sig: Signature) -> Places:
         p, rows = sig.read(AttentionParams), sig.operands[0].shape[0]
-        return Places((range(rows), range(p.kv_heads), range(p.splits)))
+        return Places((range(rows), range(p.kv_heads * p.shares), range(p.splits)))
 
     def wide(self, sig: Signature) -> frozenset[int]:
         row = sig.read(AttentionParams).head_dim * sig.operands[1].itemsize
@@ -85,6 +93,10 @@ class Attention(SplitAttention):
         need(
             heads % kv_heads == 0,
             f"{heads} query heads are not divisible by {kv_heads} key/value heads",
+        )
+        need(
+            heads // kv_heads % p.shares == 0,
+            f"{heads // kv_heads} query heads are not divisible by {p.shares} shares",
         )
         rows, columns = matrix(sig, 0)
         need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
@@ -119,17 +131,17 @@ class Attention(SplitAttention):
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p = sig.read(AttentionParams)
-        row, head, split = coord[:3]
-        group = p.heads // p.kv_heads
-        width = p.head_dim
+        row, place, split = coord[:3]
+        first, end = place * p.group, (place + 1) * p.group
+        head, width = place // p.shares, p.head_dim
         context = sig.operands[1].shape[1]
-        q0, q1 = head * group * width, (head + 1) * group * width
+        q0, q1 = first * width, end * width
         cache = ((head, 0, 0), (head + 1, context, width))
         if p.splits == 1:
             out = Access(4, (row, q0), (row + 1, q1), write=True)
         else:
-            lo = (row, head * group, split, 0)
-            out = Access(4, lo, (row + 1, (head + 1) * group, split + 1, width + 2), write=True)
+            lo = (row, first, split, 0)
+            out = Access(4, lo, (row + 1, end, split + 1, width + 2), write=True)
         fresh = len(sig.operands) > NEW_ROWS_OPERAND
         accesses = [
             Access(0, (row, q0), (row + 1, q1)),
@@ -139,17 +151,16 @@ class Attention(SplitAttention):
             out,
         ]
         if fresh:
-            for first in (head, p.kv_heads + head):
-                accesses.append(
-                    Access(NEW_ROWS_OPERAND, (0, first * width), (1, (first + 1) * width))
-                )
+            for new in (head, p.kv_heads + head):
+                accesses.append(Access(NEW_ROWS_OPERAND, (0, new * width), (1, (new + 1) * width)))
         return accesses
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
         params = sig.read(AttentionParams)
-        rows, (_, head, split) = params.streamed, coord[:3]
+        rows, (_, place, split) = params.streamed, coord[:3]
         if not rows:
             return ()
+        head = place // params.shares
         cache = sig.operands[1]
         row = params.head_dim * cache.itemsize
         room = cache.shape[1] * row
@@ -172,11 +183,11 @@ class Attention(SplitAttention):
         p = sig.read(AttentionParams)
         context = sig.operands[1].shape[1]
         share = context * p.head_dim / p.splits
-        return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * element_bytes(sig.operands[1])
+        return 4.0 * share * p.group, 2.0 * share * element_bytes(sig.operands[1])
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(AttentionParams)
-        group = p.heads // p.kv_heads
+        group = p.group
         return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK_POSITIONS + 3))
 
     def headers(self) -> tuple[str, ...]:
@@ -187,9 +198,8 @@ class Attention(SplitAttention):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.read(AttentionParams)
-        group = p.heads // p.kv_heads
-        context = sig.operands[1].shape[1]
-        constants = (group, p.kv_heads, p.head_dim, context, p.splits, CHUNK_POSITIONS)
+        context, heads = sig.operands[1].shape[1], (p.group, p.kv_heads, p.shares)
+        constants = (*heads, p.head_dim, context, p.splits, CHUNK_POSITIONS)
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         return text.call(name, "ark_attention", constants, (text.literal(p.scale), *operands))
 

@@ -156,3 +156,51 @@ def test_parts_travel_as_packets(heads: int, width: int, room: int, splits: int)
     (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == splits
     assert planned.tensors[merge.operands[0]].packet
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx90a"])
+@pytest.mark.parametrize("width", [64, 48])
+def test_tasks_of_several_sequences_divide_the_heads(arch: str, width: int) -> None:
+    """Attention of two sequences, in four tasks for each key head. Each task computes one of the
+    four query heads over all positions, so that nothing is merged, and has a processor of its own.
+    Heads of 48 elements use the vendor-independent body.
+    """
+    batch, heads, kv_heads, room, positions = 2, 8, 2, 320, (130, 7)
+    random = np.random.default_rng(width)
+    shapes = {"q": (batch, heads * width), "fresh": (batch, 2 * kv_heads * width)}
+    given = {n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    for name in ("keys", "values"):
+        cache = (batch * kv_heads, room, width)
+        given[name] = random.standard_normal(cache).astype(ml_dtypes.bfloat16)
+    given["position"] = np.array(positions, np.int32)
+    types = {"q": fp32, "keys": bf16, "values": bf16, "position": int32, "fresh": fp32}
+    graph = Graph()
+    inputs = [graph.tensor(given[n].shape, types[n], arena="state", name=n) for n in types]
+    out = graph.tensor((batch, heads * width), fp32, arena="state", name="out")
+    attrs = {"heads": heads, "head_dim": width, "scale": width**-0.5}
+    graph.add("attention", inputs, [out], attrs, "attention")
+    emulated = emulator.emulated(arch, checks=1, compute_units=16)
+    with emulated, contextlib.closing(backend.open(0)) as device:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        assert {op.kind for op in planned.ops} == {"attention"}
+        own = [
+            attention.OneRow().serves(kinds.signature(planned, op), device.machine)
+            for op in planned.ops
+        ]
+        assert own == [width == 64] * batch
+        assert all(op.params["shares"] == 4 for op in planned.ops)
+        with Executor(planned, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            got = executor.read("out").reshape(batch, heads, width)
+    wide = {name: array.astype(np.float64) for name, array in given.items()}
+    for b, head in np.ndindex(batch, heads):
+        cached = b * kv_heads + head // 4, slice(positions[b])
+        new = wide["fresh"][b].reshape(2, kv_heads, width)[:, head // 4]
+        k = np.concatenate([wide["keys"][cached], new[:1]])
+        v = np.concatenate([wide["values"][cached], new[1:]])
+        scores = k @ wide["q"][b].reshape(heads, width)[head] * width**-0.5
+        weights = np.exp(scores - scores.max())
+        np.testing.assert_allclose(got[b, head], weights / weights.sum() @ v, rtol=1e-5, atol=1e-5)

@@ -145,9 +145,9 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
         inputs = [t if t is sinks else lowering.part(t, batch, b) for t in node.inputs]
         outputs = (lowering.part(node.outputs[0], batch, b),)
         one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
-        merges.append(_lower_sequence(lowering, one, batch))
-    # The tasks that merge parts come after the attention tasks of all sequences, so that no
-    # processor waits for a merge before it has computed all of its parts.
+        merges.append(_lower_sequence(lowering, one, b, batch))
+    # The merges of all sequences come last, so that no processor waits for a merge before it has
+    # computed all of its parts.
     added = [] if sinks is None else [sinks]
     for partial, one in (m for m in merges if m is not None):
         rows, heads, splits, width = partial.shape
@@ -169,10 +169,22 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
     return max(n for n in range(1, max(1, wanted) + 1) if most % n == 0)
 
 
-def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tensor, Node] | None:
-    """Emits the attention of one of `batch` sequences. If the positions of the cache are divided
-    into several parts, returns the tensor with the partial results and the node whose task must
-    merge them; otherwise None.
+def _divides_heads(lowering: Lowering, key: ir.Tensor, heads: int, batch: int, splits: int) -> bool:
+    """True if `splits` tasks of a key/value head should divide its query heads instead of the
+    positions. Then no task merges their results, but each task reads all keys and values, which
+    must therefore fit in a cache.
+    """
+    machine, (kv_heads, context, width) = lowering.machine, key.shape
+    keys = 2 * batch * key.dtype.nbytes(kv_heads * context * width)
+    able = machine.has(Capability.PACKET_GATE) and batch > 1 and splits > 1
+    return able and heads // kv_heads % splits == 0 and keys <= machine.costs.read_bytes
+
+
+def _lower_sequence(
+    lowering: Lowering, node: Node, number: int, batch: int
+) -> tuple[ir.Tensor, Node] | None:
+    """Emits attention of one of `batch` sequences. If its positions are divided into several parts,
+    returns the tensor of partial results and the node; otherwise None. number: the sequence's.
     """
     given = node.read(AttentionAttributes)
     if (
@@ -218,6 +230,9 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
     if given.sinks and splits == 1:  # only the merge adds sinks
         lower_attention_tiles(lowering, tiled)
         return None
+    shares = 1
+    if _divides_heads(lowering, key, given.heads, batch, splits):
+        shares, splits = splits, 1
     params = AttentionParams(
         heads=given.heads,
         kv_heads=kv_heads,
@@ -225,10 +240,16 @@ def _lower_sequence(lowering: Lowering, node: Node, batch: int) -> tuple[ir.Tens
         splits=splits,
         scale=given.scale,
         streamed=streamed,
+        shares=shares,
     )
-    coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in range(kv_heads)]
+    places = [h * shares + share for share in range(shares) for h in range(kv_heads)]
+    coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in places]
     if splits == 1:
-        lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
+        group = lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
+        if shares > 1 and not node.processors and not node.hints:
+            # Each task has a processor of its own, as far as there are enough.
+            first = number * len(coords)
+            group.placement = [(first + i) % machine.processors for i in range(len(coords))]
         return None
     heads, width = given.heads, given.head_dim
     partial = lowering.temp((rows, heads, splits, width + 2), fp32, f"{node.name}.partial")

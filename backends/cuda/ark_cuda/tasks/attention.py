@@ -48,7 +48,10 @@ def _warps(sig: Signature, machine: Machine) -> int:
     signature.
     """
     group, width = _shape(sig)
-    if sig.operands[1].dtype not in ("fp32", "fp16", "bf16"):
+    if (
+        sig.operands[1].dtype not in ("fp32", "fp16", "bf16")
+        or sig.read(AttentionParams).shares > 1
+    ):
         return 0
     piece = 16 // sig.operands[1].itemsize
     lanes, rest = divmod(width, piece)
@@ -71,6 +74,7 @@ def _staged(sig: Signature, machine: Machine) -> int:
         and rows % 8 == 0
         and rows <= MAX_STAGED
         and group <= MAX_GROUP
+        and sig.read(AttentionParams).shares == 1
         and width in (32, 64, 128)
         and sig.operands[1].dtype in ("fp16", "bf16")
     )

@@ -24,12 +24,13 @@ ARK_DEVICE int ark_parts_used(int count) {
 }
 
 // Computes attention of one query row over one split of the positions, like ark_attention of
-// ark/tasks/attention.h. Task coordinates: row, key/value head, split. AHEAD: the number of loads
-// of keys, and of loads of values, in flight. The first loads are issued before the task waits,
-// because the position and the caches were written before the iteration. Returns false if a wait
-// has failed or the launch was aborted; the processor must then leave the loop.
-template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int AHEAD, typename T, class Q,
-          class K, class V, class P, class O, class F>
+// ark/tasks/attention.h. Task coordinates: row, key/value head * SHARES + share of
+// its query heads, split. AHEAD: the number of loads
+// of keys, and of values, in flight. The first loads are issued before the task waits, because
+// position and caches were written before the iteration. Returns false if a wait has failed or the
+// launch was aborted; the processor must then leave the loop.
+template <int G, int KV_HEADS, int SHARES, int D, int CONTEXT, int SPLITS, int AHEAD, typename T,
+          class Q, class K, class V, class P, class O, class F>
 ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, float scale, Q query,
                                   K keys, V values, P position, O output, F fresh) {
   constexpr int N = static_cast<int>(16 / sizeof(T));
@@ -40,7 +41,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
   constexpr int STRIDE = TOGETHER * TEAMS;  // positions between a wave's loads
   constexpr int WIDE = D + 2, HALVES = ARK_LANES / 32;
   float* parts = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by team, head: sums, top, weight
-  const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
+  const int row = t.coord[0], split = t.coord[2];
+  const int heads = t.coord[1] * G, head = t.coord[1] / SHARES;  // the first query head, and theirs
   const int seen = position.p[0] + row + 1;
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int used = ark_parts_used<SPLITS>(count);
@@ -48,7 +50,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     if (!ark_enter(c)) return false;
     for (int i = ark_tid(); i < G * WIDE; i += ARK_THREADS) {
       const float v = i % WIDE == D ? -1e30f : 0.0f;
-      ark_publish(c, output, row, head * G + i / WIDE, split, i % WIDE, v);
+      ark_publish(c, output, row, heads + i / WIDE, split, i % WIDE, v);
     }
     return true;
   }
@@ -72,7 +74,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
   constexpr int QUERIES = G * D, GIVEN = QUERIES + (F::given ? 2 * D : 0);
   for (int i = ark_tid(); i < GIVEN; i += ARK_THREADS) {
     if (i < QUERIES) {
-      given[i] = ark_load(c, query, 0, 0, row, head * QUERIES + i) * (scale * ARK_LOG2_E);
+      given[i] = ark_load(c, query, 0, 0, row, heads * D + i) * (scale * ARK_LOG2_E);
     }
     if constexpr (F::given) {
       const int e = i - QUERIES;
@@ -173,12 +175,12 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       weight += keep * part[D + 1];
     }
     if constexpr (SPLITS == 1) {
-      ark_publish(c, output, 0, 0, row, head * G * D + i, sum / weight);
+      ark_publish(c, output, 0, 0, row, heads * D + i, sum / weight);
     } else {
-      ark_publish(c, output, row, head * G + g, split, e, sum);
+      ark_publish(c, output, row, heads + g, split, e, sum);
       if (e == 0) {
-        ark_publish(c, output, row, head * G + g, split, D, most / ARK_LOG2_E);
-        ark_publish(c, output, row, head * G + g, split, D + 1, weight);
+        ark_publish(c, output, row, heads + g, split, D, most / ARK_LOG2_E);
+        ark_publish(c, output, row, heads + g, split, D + 1, weight);
       }
     }
   }

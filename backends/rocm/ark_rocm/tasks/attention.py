@@ -26,9 +26,7 @@ _WIDTHS = (32, 64, 128)
 
 
 def _group(sig: Signature) -> int:
-    params = sig.read(AttentionParams)
-    heads: int = params.heads // params.kv_heads
-    return heads
+    return sig.read(AttentionParams).group
 
 
 def _teams(sig: Signature, machine: Machine) -> int:
@@ -86,7 +84,7 @@ class OneRow(Body):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p, cache = sig.read(AttentionParams), sig.operands[1]
         ahead = _ahead(sig, machine)
-        sizes = (_group(sig), p.kv_heads, p.head_dim, cache.shape[1], p.splits, ahead)
+        sizes = (p.group, p.kv_heads, p.shares, p.head_dim, cache.shape[1], p.splits, ahead)
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         kind = f"static_cast<const {cache.ctype}*>(nullptr)"
         arguments = (kind, text.literal(p.scale), *operands)
