@@ -44,8 +44,8 @@ def _bytes(sig: Signature, warps: int) -> int:
 
 
 def _warps(sig: Signature, machine: Machine) -> int:
-    """The number of warps whose parts fit in shared memory; 0 if this body does not support the
-    signature.
+    """The number of warps whose partial results fit in shared memory. 0 if the body that reads
+    caches in place does not support the signature.
     """
     group, width = _shape(sig)
     if (

@@ -35,8 +35,9 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // A slot of the ring is free when each computing warp has released it. The first of the warps
-    // that share a stage also releases it for the warps that do not share it.
+    // A slot of the ring is free after as many releases as there are computing warps. Each of the
+    // warps that share the stage releases it once. The first of them also releases it in place of
+    // all other computing warps.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);

@@ -72,8 +72,8 @@ struct ArkEight<float> {
   }
 };
 
-// Computes a tile of 16 MB rows and 8 NB WN columns. WN warps are side by side, each with NB blocks
-// of 8 columns. Along k, KS warps divide a chunk of 32 KS elements.
+// Computes a tile of 16 * MB rows and 8 * NB * WN columns. WN warps are side by side, each with NB
+// blocks of 8 columns. Along k, KS warps divide a chunk of 32 * KS elements.
 template <int MB, int NB, int WN, int KS, bool ALONG_K, typename TA, typename TB, typename TO>
 ARK_DEVICE void ark_matrix_tile(char* scratch, const ArkSide<TA>& a, const ArkSide<TB>& b, TO* out,
                                 ark_i64 out_row, ark_i64 out_column) {
