@@ -293,8 +293,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
   // fetch(s, part): loads a part of step s from memory to registers. Past the last step it loads
   // any existing data.
   const auto run = [&](const auto& fetch) __attribute__((always_inline)) {
-    // Copies step s + 1 from registers to shared memory. later: true if loads of steps after that one
-    // were issued.
+    // Copies step s + 1 from registers to shared memory. later: true if loads of steps after that
+    // one were issued.
     const auto hand_on = [&](int s, bool later) __attribute__((always_inline)) {
       if (later) {
         ark_await_loads<(AHEAD - 1) * (StepA::LOADS + StepB::LOADS)>();
