@@ -430,8 +430,8 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 // memory latency. It never runs past a task that uses the stages' memory for something else. If
 // only the right operand (weights) is read-only, it is copied to all free stages, and the left one
 // follows. Rows of a growing cache are copied as soon as their iteration has begun. Other operands
-// wait until their task is reached, or only for its counters if the preceding task has performed its
-// waits and belongs to the same op or writes none of them.
+// wait until their task is reached, or only for its counters if the preceding task has performed
+// its waits and belongs to the same op or writes none of them.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);

@@ -64,9 +64,9 @@ ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end
   }
 }
 
-// The same for an image with channels first and FEW channels. Neighbouring threads load neighbouring
-// pixels of a row, each BATCH of them before it stores the first one. source(n, y, x, c) is the
-// address of a single channel. to: of the pixels.
+// The same for an image with channels first and FEW channels. Neighbouring threads load
+// neighbouring pixels of a row, each BATCH of them before it stores the first one. source(n, y, x,
+// c) is the address of a single channel. to: of the pixels.
 template <class WINDOW, class TILE, class G, int FEW, class Source>
 ARK_DEVICE void ark_groups_copy_few(const ArkTask& t, char* to, const Source& source) {
   constexpr int END = G::IMAGES * G::HIGH * G::WIDE, BATCH = 8;
@@ -95,10 +95,11 @@ ARK_DEVICE void ark_groups_copy_few(const ArkTask& t, char* to, const Source& so
 }
 
 // Computes a task's tile of the result (images, rows, columns, output channels). ALL: the channels
-// of the image. FEW: 0, or the channels of an image with channels first, whose EACH is 8. M, N: a warp computes 16 M pixels of 8 N output channels at a time. BANDS: the
-// tile's rows are divided into BANDS parts; while one part is multiplied, the next ones are copied
-// to shared memory. weight(k, c): the address of the weights of eight output channels. finish(n, y,
-// x, c, sums): stores the results of two neighbouring output channels.
+// of the image. FEW: 0, or the channels of an image with channels first, whose EACH is 8. M, N: a
+// warp computes 16 M pixels of 8 N output channels at a time. BANDS: the tile's rows are divided
+// into BANDS parts; while one part is multiplied, the next ones are copied to shared memory.
+// weight(k, c): the address of the weights of eight output channels. finish(n, y, x, c, sums):
+// stores the results of two neighbouring output channels.
 template <class T, class WINDOW, class TILE, int EACH, int OUTPUTS, int ALL, int FEW, int M, int N,
           int BANDS, class Weight, class Source, class Finish>
 ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, const Source& source,

@@ -108,9 +108,7 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
   int lane;
 
   ARK_METHOD int half() const { return ROWS == 8 ? lane / 8 % 2 : 0; }
-  ARK_METHOD int place(int s, int half) const {
-    return half * ARK_CHUNK + s * 32 + lane / 16 * 8;
-  }
+  ARK_METHOD int place(int s, int half) const { return half * ARK_CHUNK + s * 32 + lane / 16 * 8; }
   ARK_METHOD int place(int s) const { return place(s, half()); }
   static constexpr int order(int e) { return ARK_PAIRS_APART<C> ? e % 4 * 2 + e / 4 : e; }
   // Loads this lane's codes and scales of a chunk. Rows and elements past the end are replaced, as

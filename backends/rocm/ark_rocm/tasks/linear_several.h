@@ -1,15 +1,16 @@
 // Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 columns of
-// the input with 16 rows of weights. With more than 8 input rows these are 16 input rows and 16 rows
-// of weights. With at most 8 they are 8 input rows and 8 rows of weights, each with two different
-// halves of a chunk along k; the sums of input and weights of different halves are not used. So the
-// weights are loaded only once for up to 16 input rows. The chunks along k are assigned round-robin
-// to the eight waves, for all the task's rows of weights. A wave loads the input's elements of its
-// chunks from memory and splits each into three parts of 8 bits of the significand, whose sum is
-// exactly the element. The waves synchronise to add up the sums of each group of rows.
+// the input with 16 rows of weights. With more than 8 input rows these are 16 input rows and 16
+// rows of weights. With at most 8 they are 8 input rows and 8 rows of weights, each with two
+// different halves of a chunk along k; the sums of input and weights of different halves are not
+// used. So the weights are loaded only once for up to 16 input rows. The chunks along k are
+// assigned round-robin to the eight waves, for all the task's rows of weights. A wave loads the
+// input's elements of its chunks from memory and splits each into three parts of 8 bits of the
+// significand, whose sum is exactly the element. The waves synchronise to add up the sums of each
+// group of rows.
 
-// Adds one product over 32 elements of k. Operands: a lane has eight elements along k of column lane
-// % 16 of the input (x), and the same eight elements of row lane % 16 of the weights (w). Results: a
-// lane has the sums of its row of weights with the four columns from lane / 16 * 4 on.
+// Adds one product over 32 elements of k. Operands: a lane has eight elements along k of column
+// lane % 16 of the input (x), and the same eight elements of row lane % 16 of the weights (w).
+// Results: a lane has the sums of its row of weights with the four columns from lane / 16 * 4 on.
 ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums sums) {
 #if defined(__gfx950__)
   typedef __bf16 Eight __attribute__((ext_vector_type(8)));
@@ -70,8 +71,8 @@ constexpr int ark_several_ahead(int chunks, int most) {
   return most;
 }
 
-// Adds a chunk's products of a block of rows of weights. parts: of the input. inside[s]: true if the
-// lane's elements of step s are within the row.
+// Adds a chunk's products of a block of rows of weights. parts: of the input. inside[s]: true if
+// the lane's elements of step s are within the row.
 template <class W, int PARTS>
 ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
                                      const bool (&inside)[ARK_CHUNK_STEPS],
@@ -143,11 +144,11 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
 }
 
 // Computes a linear layer of M input rows for some rows of the weights. Task coordinates: first row
-// of the weights and end of the rows. A wave multiplies GROUP blocks of W::ROWS rows of weights at a
-// time, of which it has the first SLOTS in flight when it begins a chunk. ONCE: true if no task has
-// more rows than that. ENTERS: true if this function performs the task's waits, false if the caller
-// has. Returns false if a wait has failed or the launch was aborted; the processor must then leave
-// the loop.
+// of the weights and end of the rows. A wave multiplies GROUP blocks of W::ROWS rows of weights at
+// a time, of which it has the first SLOTS in flight when it begins a chunk. ONCE: true if no task
+// has more rows than that. ENTERS: true if this function performs the task's waits, false if the
+// caller has. Returns false if a wait has failed or the launch was aborted; the processor must then
+// leave the loop.
 template <class W, int K, int M, int GROUP, bool ONCE, bool ALIGNED, bool ENTERS, class X, class P,
           class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,

@@ -4,9 +4,9 @@
 // Elements along k of a lane's row in a chunk, and products of 32 of them.
 constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;
 
-// The index of an element in a row of K: `place` after the chunk's first. ROWS: of a product; with 8
-// a chunk has two halves of ARK_CHUNK elements. Past the row's end, the
-// index of an existing element.
+// The index of an element in a row of K: `place` after the chunk's first. ROWS: of a product; with
+// 8 a chunk has two halves of ARK_CHUNK elements. Past the row's end, the index of an existing
+// element.
 template <int K, int ROWS>
 ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   constexpr int SPAN = ARK_CHUNK * 16 / ROWS;
@@ -20,8 +20,8 @@ ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
   return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
 }
 
-// Splits eight floats of the input into parts of 8 bits, as operands of the products. INFINITE: true
-// if some may be infinite or NaN; these have one part only.
+// Splits eight floats of the input into parts of 8 bits, as operands of the products. INFINITE:
+// true if some may be infinite or NaN; these have one part only.
 template <class W, bool INFINITE, int PARTS>
 ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
   float rest[8];
