@@ -168,7 +168,7 @@ def in_ark(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
     step = Step(shape, args.offload)
     result = parallelize(step.graph, job.world_size, args.plan, cuts=step.cuts).ranks
     plan = own_plan(result, job.rank, chosen.machine, args)
-    made = time.perf_counter()
+    planned = time.perf_counter()
     text, triangle = texts(shape), np.full([shape.rows] * 2, MASKED, np.float32)
     given = {
         **starts(shape),
@@ -193,8 +193,8 @@ def in_ark(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
             run.wait(600.0)
             times.append(run.elapsed_ms() / 1e3 / args.steps)
         job.barrier("the end")
-        return {"seconds": float(np.median(times)), "losses": losses, "made_s": made - begun,
-                "ready_s": ready - made, "bytes": executor.device_bytes()}  # fmt: skip
+        return {"seconds": float(np.median(times)), "losses": losses, "planned_s": planned - begun,
+                "ready_s": ready - planned, "bytes": executor.device_bytes()}  # fmt: skip
 
 
 def in_torch(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:

@@ -149,8 +149,8 @@ def plan_script(path: str, machine: Machine) -> list[inner.Plan]:
     """
 
     def inner_plan(planned: Planned | None) -> inner.Plan | None:
-        found = planned.built(machine).inner if planned else None
-        return found or Planner(model=planned.model if planned else None).plan().inner
+        plan = planned.built(machine).inner if planned else None
+        return plan or Planner(model=planned.model if planned else None).plan().inner
 
     plan = _of_script(path, machine, inner_plan)
     if plan is None:

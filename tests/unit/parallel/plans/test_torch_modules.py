@@ -66,6 +66,6 @@ def test_sequences_of_32768_tokens_are_split(capsys: pytest.CaptureFixture[str])
     assert main([*words, "megatron"]) == 2
     assert "use more ranks" in capsys.readouterr().err
     assert main([*words, "sequence"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["work"]["share"] == pytest.approx(1 / 8, rel=0.01)
-    assert found["bytes"] < 100e9
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["work"]["share"] == pytest.approx(1 / 8, rel=0.01)
+    assert prediction["bytes"] < 100e9
