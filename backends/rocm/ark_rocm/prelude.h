@@ -149,9 +149,8 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// Like ark_agree, with one barrier instead of two. Votes use two slots alternately: before a vote
-// overwrites a slot, all waves have read the previous result in this slot, because the vote between
-// has a barrier.
+// Like ark_agree (and ark_all), with one barrier instead of two. Two slots alternate: all waves have read the
+// result of this vote before the vote after the next one overwrites it.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
@@ -165,6 +164,10 @@ ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
 ARK_DEVICE bool ark_all(bool v) {
   ark_drain();
   return ark_agree(v);
+}
+ARK_DEVICE bool ark_all_next(bool v, ark_u32 turn) {
+  ark_drain();
+  return ark_agree_next(v, turn);
 }
 
 // A clock that runs at a constant rate and is the same for the whole device. LLVM 18 (ROCm 6.2 and

@@ -24,11 +24,12 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
 
 // A vote: true in every computing thread if `v` is true in all of them. Unlike ark_all, it need not
 // wait until earlier stores have arrived in memory, so a backend may have a faster implementation.
-// ark_agree_next is for votes that follow each other without a barrier; its argument `turn` must
-// alternate between odd and even numbers.
+// ark_agree_next and ark_all_next are for votes that follow each other without a barrier; their
+// argument `turn` must alternate between odd and even numbers.
 #if !defined(ARK_HAS_AGREE)
 ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32) { return ark_all(v); }
+ARK_DEVICE bool ark_all_next(bool v, ark_u32) { return ark_all(v); }
 #endif
 
 // Called by the first warp after a branch that only its first lane has executed: returns that
@@ -172,7 +173,7 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (task.wait_end == task.signal_end) {
         if (!ark_agree_next(!ark_failed(c), i)) return;
       } else {
-        if (!ark_all(!ark_failed(c))) return;
+        if (!ark_all_next(!ark_failed(c), i)) return;
         ark_signal_task(team, loop, i);
       }
       if (traces && leader) ark_trace(c, task, traced, begin);
