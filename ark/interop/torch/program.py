@@ -59,7 +59,7 @@ class Program:
     another type. results: the strides of the outputs, and which outputs a call returns; by default
     all, contiguous. compare: see Planning. later: True if `finish` is called to end planning, so
     that other kernels begin to compile before. loose: True if held tensors may be replaced by
-    others, which begin anywhere.
+    unaligned ones.
     """
 
     def __init__(
