@@ -74,10 +74,10 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     name: str, place: str, repeats: int, peer: str, turn: Turn, train: bool
 ) -> ModuleFigures:
-    from ark.cli.measure import modules, onnx_models, training
+    from ark.cli.measure import modules, onnx_models, training_step
 
     if train:
-        return training.measure(name, place, repeats, peer, turn)
+        return training_step.measure(name, place, repeats, peer, turn)
     if name in MODELS:
         return modules.measure(name, place, repeats, peer, turn)
     with turn:
