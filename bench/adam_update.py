@@ -29,13 +29,13 @@ from bench.over_ranks import slowest
 
 RATE, SCALE, DRAWN = 1e-3, 0.01, 1 << 20
 Own = list[tuple[Any, int]]
-"""The parameters that a rank updates and that are not views of all parameters, each with the number
-of the first.
+"""The parameters that a rank updates and that are not a view of the tensor of all parameters, each
+with the index of its first element there.
 """
 
 
 def drawn(elements: int, seed: int) -> np.ndarray:
-    """Random numbers, the same ones again after DRAWN of them."""
+    """Returns random numbers, which repeat after DRAWN elements."""
     some = np.random.default_rng(seed).standard_normal(min(elements, DRAWN), np.float32)
     return np.tile(some, elements // len(some))
 

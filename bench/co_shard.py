@@ -1,12 +1,13 @@
-"""Bytes of activations and time of a training step under co-shard beside data parallelism, of Swin
-blocks with shifted windows and Evoformer blocks (tests/cases/training_blocks.py) on CPU ranks:
+"""Measures the activations' memory and the time of a training step under co-shard and, for
+comparison, under data parallelism. The models are Swin blocks with shifted windows and Evoformer
+blocks (tests/cases/training_blocks.py), on CPU ranks:
 
     python -m bench.co_shard --kinds Swin Evoformer --ranks 2
 
-For each plan `bytes` are those of a rank's activations, which share memory as those of large models
-do: first without recomputation, then at the smallest of the tried limits that is reached by
-recomputing activations (ark.Planner(activation_bytes=)). `ms` is the time of a step there, the
-least of the runs.
+`bytes` of a plan has two numbers, each for one rank: the memory of the activations without
+recomputation, and the smallest limit of those tried with which planning succeeds, because
+activations are recomputed (ark.Planner(activation_bytes=)). `ms` is the time of a step with that
+limit, the least of the runs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def plans_of(graphs: Any, limit: int) -> list[Plan]:
 
 
 def least(graphs: Any, whole: int) -> list[Plan]:
-    """The plans with the smallest limit that is reached."""
+    """Returns the plans with the smallest limit of activation bytes with which planning
+    succeeds.
+    """
     best = plans_of(graphs, 2 * whole)
     for share in SHARES:
         try:
@@ -52,7 +55,7 @@ def least(graphs: Any, whole: int) -> list[Plan]:
 
 
 def milliseconds(step: Step, result: Any, plans: list[Plan], given: Any, runs: int) -> float:
-    """The time of a step, of the slowest rank, the least of the runs."""
+    """Returns the time of a step on the slowest rank, the least of the runs."""
     backend, _ = registry.choose("cpu")
     verify(plans)
 

@@ -1,5 +1,5 @@
-"""What tests of CUDA's attention of one row share: the device functions that its code calls, for 32
-threads on the host that are a warp's lanes.
+"""Shared code of the tests of CUDA's attention of one row: the device functions that the attention
+code calls, for 32 threads of the host that are a warp's lanes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def unfenced(text: str) -> str:
 
 
 def steps() -> str:
-    """The steps that attention of one row has in common where stages hold keys and values."""
+    """Returns the device code of the steps that both forms of attention over staged keys and values
+    share.
+    """
     from ark_cuda.tasks import inline
 
     return cut(inline.header("attention_staged.h"), "void ark_split_pair(", "void ark_staged_join(")

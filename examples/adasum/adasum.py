@@ -39,7 +39,7 @@ def pair(a: Any, b: Any, dots: Any, scales: Any) -> Any:
     """
 
     def along(vector: Any, own: Any, other: Any, norm: Any) -> Any:
-        """Half of the other vector's part along this one."""
+        """Returns half of the projection of the other vector on this vector."""
         share = ark.div(dots[0:1], ark.mul(norm, 2.0))
         share = ark.where(ark.greater(norm, 0.0), share, ark.mul(norm, 0.0))
         return ark.mul(ark.mul(unit(vector, own), share), other)

@@ -49,7 +49,9 @@ class Split:
         return {"first": rank * self.each, "last": (rank + 1) * self.each}
 
     def on(self, sending: bool) -> AbstractContextManager[Any]:
-        """The processors of ops that store to other ranks, or of other ops."""
+        """Returns a context that chooses the processors of the ops in it. sending: True for ops
+        that store to other ranks, False for other ops.
+        """
         if not 0 < self.senders < self.processors:
             return nullcontext()
         first, last = (0, self.senders) if sending else (self.senders, self.processors)

@@ -197,8 +197,8 @@ def test_a_draft_has_the_source_of_the_plan() -> None:
 
 
 def test_a_plan_that_may_change_has_no_draft() -> None:
-    """On a CPU the number of processors is not known yet; with `compare` the other variant may be
-    faster.
+    """No draft of a plan is compiled early if the final plan may differ. On a CPU the number of
+    processors is not known yet, and with `compare` another kernel variant may be faster.
     """
     assert Planning(*_product(), registry.machine("cpu-4")).drafted() is None
     h200 = registry.machine("h200")
@@ -207,8 +207,9 @@ def test_a_plan_that_may_change_has_no_draft() -> None:
 
 
 def test_kernels_rely_on_the_alignment_of_tensors() -> None:
-    """A kernel with loading warps has no code for unaligned tensors, because such tensors
-    are copied before. If held tensors may be replaced by others, it has.
+    """A kernel whose loading warps require aligned tensors contains no code for unaligned ones,
+    because ark copies unaligned tensors to aligned memory first. loose: tensors may later be
+    replaced by unaligned ones, so the kernel contains that code.
     """
     pytest.importorskip("ark_cuda")
     h200 = registry.machine("h200")

@@ -1,4 +1,6 @@
-"""Associative scans that are linear recurrences become one op."""
+"""Associative scans in torch whose function is that of a linear recurrence (x = a x + b) become one
+op.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def _linear(a: Any, b: Any, c: Any, d: Any) -> list[Any]:
 
 
 def _reordered(a: Any, b: Any, c: Any, d: Any) -> list[Any]:
-    """The same function of pairs (term, factor)."""
+    """The function of `_linear` for pairs in the order (term, factor)."""
     return [c + a * d, d * b]
 
 
@@ -62,7 +64,7 @@ def _expected(factors: Any, terms: Any, dim: int) -> Any:
 
 
 def _only_last(graph: fx.GraphModule, place: int) -> None:
-    """Makes one of the graph's results its only one."""
+    """Removes all results of the graph except one."""
     (output,) = graph.graph.find_nodes(op="output")
     output.args = ([output.args[0][place]],)
     graph.graph.eliminate_dead_code()

@@ -84,11 +84,13 @@ def test_pairs_have_the_properties_of_the_paper() -> None:
 
 @pytest.mark.parametrize("power", [-30, 30, 37])
 def test_huge_and_tiny_numbers(power: int) -> None:
-    """Dot products of numbers whose squares overflow fp32, or vanish, have the right ratio."""
+    """Adasum is right for numbers whose squares overflow or underflow fp32, because its dot
+    products are scaled.
+    """
     scale = np.float32(10.0**power)
     actual = adasum_of([1 * scale, 0], [1 * scale, 1 * scale])
     np.testing.assert_allclose(actual, np.float32([1.25, 0.75]) * scale, rtol=1e-6)
-    # The other vector is smaller by the square root of that.
+    # The second vector is smaller than the first by a factor of sqrt(10^power).
     small = np.float32(10.0 ** (power / 2))
     actual = adasum_of([1 * scale, 0], [0, small])
     np.testing.assert_allclose(actual, [scale, small], rtol=1e-6)

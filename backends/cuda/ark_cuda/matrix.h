@@ -53,8 +53,9 @@ struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
   ark_u32 used[ARK_WARPS];  // for each warp: the slot and the parity of its next stage
-  // `begun` is the sequence number of the running task, + 1, or + 2 after its waits; 0 before the
-  // first task. `leave`: the computing warps have left the loop. Both are written by atomics.
+  // `begun`: the sequence number of the running task plus 1, or plus 2 once the task's waits are
+  // complete; 0 before the first task. `leave`: 1 if the computing warps have left the loop. Both
+  // are written by atomics.
   ark_u64 begun;
   ark_u32 leave;
   ark_u32 stopped;  // the loading thread has stopped after a failed wait
@@ -62,8 +63,9 @@ struct ArkMatrixRing {
   ark_u64 made;  // an mbarrier: a tile's sums are complete
   ark_u32 sums;  // the first column of the sums in tensor memory
 #else
-  // For the prefetching thread: 256 times the number of stages of prefetched products whose right
-  // operand is being copied, plus as a byte the number of other stages that were loaded since.
+  // A word that the loading thread writes for the prefetching thread. Upper 24 bits: the number of
+  // stages loaded so far for products that are prefetched. Lowest 8 bits: the number of other
+  // stages loaded since then.
   ark_u32 loaded;
 #endif
 };
@@ -138,7 +140,8 @@ ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
 ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 at) {
   if (threadIdx.x == 0) atomicExch(&ark_matrix.begun, ark_matrix_place(c.iteration, at) + 1u);
 }
-// Orders this thread's accesses before and after it for the other threads of the block.
+// A fence within the block: other threads that see this thread's later stores also see its earlier
+// ones.
 ARK_DEVICE void ark_block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 // Called by the computing threads after the waits of a task.
 ARK_DEVICE void ark_task_begins(const ArkCtx& c) {
@@ -203,9 +206,10 @@ ARK_DEVICE ark_u32 ark_matrix_made_parity() {
 }
 #endif
 
-// Bits of ArkTask.growth in this variant: the loading thread may load the boxes of both operands
-// before the task begins (ALL), or those of the right operand (RIGHT). It may load the others once
-// the preceding task has performed its waits (BESIDE), because that task writes none of them.
+// Bits of ArkTask.growth in this variant. ALL: the loading thread may load the boxes of both
+// operands before the task begins. RIGHT: it may do so for the right operand. BESIDE: it may load
+// the other boxes once the preceding task has performed its waits, because that task writes none of
+// them.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u, ARK_LOADS_BESIDE = 4u;
 
 // The state of the loading thread, which it passes to a task's loading function. at: the position
@@ -214,17 +218,17 @@ constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u, ARK_LOADS_BESIDE = 4
 // loaded. early: true if the function is to load only right operands and return; it is called again
 // for the left ones. whole: set by the function of a task that uses the stages' memory in a layout
 // of its own. ahead: true in the prefetching thread, which calls the same functions. loaded: the
-// word of that name that this thread has stored or, in the prefetching thread, has seen last.
-// walked: the number of stages that the prefetching thread has passed. clock: when it last
-// prefetched a stage or saw that another one was loaded.
+// value of ArkMatrixRing.loaded that the loading thread has stored or the prefetching thread has
+// read last. walked: the number of stages that the prefetching thread has passed. clock: when it
+// last prefetched a stage or saw that another one was loaded.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued, begun;
   bool early, stopped, whole, ahead;
   ark_u32 loaded, walked, clock;
 };
-// Loading thread: tells the prefetching thread that a stage is loaded. ahead: true if it belongs to
-// a product that is prefetched.
+// Called by the loading thread: tells the prefetching thread that a stage is loaded. ahead: true if
+// the stage belongs to a product that is prefetched.
 ARK_DEVICE void ark_matrix_loaded(ArkMatrixLoad& load, bool ahead) {
 #ifndef ARK_HAS_TENSOR_MEMORY
   if (ARK_MATRIX_AHEAD == 0u) return;
@@ -233,7 +237,7 @@ ARK_DEVICE void ark_matrix_loaded(ArkMatrixLoad& load, bool ahead) {
   *const_cast<volatile ark_u32*>(&ark_matrix.loaded) = load.loaded;
 #endif
 }
-// Loading thread: true if the computing warps have left the loop.
+// Called by the loading thread: true if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_left() { return atomicAdd(&ark_matrix.leave, 0u) != 0u; }
 // Called by the loading thread: waits until all computing warps have read the stage in the next
 // slot, so that the slot may be overwritten. Returns false if no more stages are needed.
@@ -263,12 +267,12 @@ ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
 // Makes other threads' ordinary stores visible to asynchronous copies. This waits until earlier
 // stores of the block have arrived in memory.
 ARK_DEVICE void ark_proxy_fence() { asm volatile("fence.proxy.async;" ::: "memory"); }
-// The same for stores that have arrived already, such as those before an awaited signal. It costs
-// no access to memory.
+// Like ark_proxy_fence, for stores that have arrived in memory already, such as those before an
+// awaited signal. This fence does not wait for memory.
 ARK_DEVICE void ark_proxy_fence_arrived() {
   asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-// Starts to load a box map to the processor's cache of box maps.
+// Prefetches a tensor map to the processor's cache of tensor maps.
 ARK_DEVICE void ark_map_ahead(ark_u64 map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -300,17 +304,17 @@ ARK_DEVICE void ark_matrix_copy_ahead(const ArkTask& task, const ArkCounterOp* o
   }
 }
 
-// ark_loads: true for device functions that have a loading function. ark_maps: 16 times the place
-// of such a function's first box map in the record of a task, plus the number of box maps.
-// ark_spares_stages: true for device functions without one that do not use the memory of the
-// stages.
+// Functions of the generated source. `kind`: the number of a device function. ark_loads: true if it
+// has a function for the loading thread. ark_maps: 16 times the place of its first tensor map in a
+// task's record, plus the number of tensor maps. ark_spares_stages: true if it has no function for
+// the loading thread and does not use the memory of the stages.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE ark_u32 ark_maps(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
 ARK_DEVICE void ark_dispatch_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load);
 
-// Loading thread: true if the task with this sequence number, or a later one, has been reached: all
-// tasks before it in the list have ended.
+// Called by the loading thread: true if the task with this sequence number, or a later one, has
+// been reached. All tasks before it in the list have then ended.
 ARK_DEVICE bool ark_matrix_reached(ark_u64 place) {
   ark_u64 begun;
   asm volatile("ld.relaxed.cta.shared::cta.u64 %0, [%1];"
@@ -319,8 +323,8 @@ ARK_DEVICE bool ark_matrix_reached(ark_u64 place) {
                : "memory");
   return begun > place;
 }
-// Loading thread: waits until the task with this sequence number, or a later one, has been reached.
-// Returns false if the computing warps have left.
+// Called by the loading thread: waits until the task with this sequence number, or a later one, has
+// been reached. Returns false if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   while (!ark_matrix_reached(place)) {
     if (ark_matrix_left()) return false;
@@ -328,24 +332,25 @@ ARK_DEVICE bool ark_matrix_await(ark_u64 place) {
   }
   return true;
 }
-// Loading thread: true if the computing warps have performed the waits of the task with this
-// sequence number.
+// Called by the loading thread: true if the computing warps have performed the waits of the task
+// with this sequence number.
 ARK_DEVICE bool ark_matrix_others_waited(ark_u64 place) {
   if (!ark_matrix_reached(place + 1u)) return false;
   ark_block_fence();
   return true;
 }
-// Loading thread: waits until the computing warps have performed the waits of the task with this
-// sequence number. Returns false if they have left.
+// Called by the loading thread: waits until the computing warps have performed the waits of the
+// task with this sequence number. Returns false if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_waited(ark_u64 place) {
   const bool fine = ark_matrix_await(place + 1u);
   ark_block_fence();
   return fine;
 }
-// The loading thread waits for the counters of its next task itself, at the same time as the
-// computing warps. Returns false if they have left the loop. This wait needs no time limit, because
-// theirs has one. They perform a task's waits in parallel. If they have finished first, as with
-// many waits, this thread need not read the counters, each a trip to memory.
+// Called by the loading thread: waits for the counters of its next task, at the same time as the
+// computing warps. Returns false if the computing warps have left the loop. This wait needs no time
+// limit, because the wait of the computing warps has one. The computing warps perform a task's
+// waits in parallel. If they complete all of them first, this thread does not read the remaining
+// counters, each of which costs an access to memory.
 ARK_DEVICE bool ark_matrix_ready(const ArkParams* p, ark_u64 place, ark_u32 phase_iteration) {
   const ArkMatrixNext& own = ark_matrix_next_task;
   const ArkCounterOp* ops = ARK_POINTER(const ArkCounterOp, p->counter_ops) + own.task.wait_begin;
@@ -424,14 +429,15 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 }
 
 // The main function of the loading thread. It calls no function, because a compiled call may use
-// registers that this warpgroup has released. The other threads of its warpgroup are idle. It walks
-// the task list independently. Operands that are read-only during the launch are copied as soon as
-// stages are free, even in the preceding iteration, so that the barrier between iterations costs no
-// memory latency. It never runs past a task that uses the stages' memory for something else. If
-// only the right operand (weights) is read-only, it is copied to all free stages, and the left one
-// follows. Rows of a growing cache are copied as soon as their iteration has begun. Other operands
-// wait until their task is reached, or only for its counters if the preceding task has performed
-// its waits and belongs to the same op or writes none of them.
+// registers that this warpgroup has released. The other threads of its warpgroup are idle. The
+// thread walks the task list independently of the computing warps. Operands that are read-only
+// during the launch are copied as soon as stages are free, even in the preceding iteration, so that
+// the barrier between iterations costs no memory latency. The thread never runs past a task that
+// uses the stages' memory for something else. If only the right operand (weights) is read-only, it
+// is copied to all free stages, and the left one follows. Rows of a growing cache are copied as
+// soon as their iteration has begun. Other operands wait until their task is reached, or only for
+// its counters if the preceding task has performed its waits and belongs to the same op or writes
+// none of them.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
@@ -510,14 +516,15 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 
 #ifndef ARK_HAS_TENSOR_MEMORY
 // While the ring is full and the loading thread waits for a task to begin, memory would be idle. So
-// a thread of the next warp, the prefetching thread, walks the same list and prefetches weights of
-// products of few rows to L2: at most ARK_MATRIX_AHEAD stages ahead, one in the time in which
-// memory delivers ARK_MATRIX_PACE stages to each processor, and only while no stage is loaded. At a
-// higher rate, the few loads of tasks such as norms would wait behind the prefetches.
+// the prefetching thread, a thread of the next warp, walks the same task list and prefetches
+// weights of products of few rows to L2. It runs at most ARK_MATRIX_AHEAD stages ahead of the
+// loading thread. It prefetches a stage only while the loading thread loads none, and one stage in
+// the time in which memory delivers ARK_MATRIX_PACE stages to each processor. At a higher rate, the
+// few loads of tasks such as norms would wait behind the prefetches.
 
-// Prefetching thread: waits until the next stage should be prefetched or has been loaded; `wanted`
-// tells which. nanoseconds: the time in which memory delivers it. Returns false if the computing
-// warps have left.
+// Called by the prefetching thread: waits until the next stage should be prefetched, or the loading
+// thread has loaded it. wanted: set to true in the first case. nanoseconds: the time in which
+// memory delivers the stage. Returns false if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_due(ArkMatrixLoad& load, ark_u32 nanoseconds, bool& wanted) {
   ++load.walked;
   const ark_u32 clocks = ARK_MATRIX_PACE * nanoseconds * 7u / 4u;  // at 1.75 GHz

@@ -80,8 +80,8 @@ ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
-// Called by each computing warp at the end of a task whose fetch has grown to the given number of
-// stages.
+// Called by each computing warp at the end of a task with a growing fetch, which counts as one
+// stage in the plan: adds the further ones of its `stages` stages to the warp's count of stages.
 ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   ark_u32* mine = &ark_ring.grown[ark_warp()];
   const ark_u32 before = ark_warp_load(mine);

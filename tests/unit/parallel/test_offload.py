@@ -1,5 +1,5 @@
-"""Moments in host-mapped memory: every plan trains as without it, in as many bytes less of the
-device.
+"""The optimizer's moments in host memory that the device can access (offload): every plan trains as
+with moments on the device, and needs less device memory by the size of the moments.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ def _trained(step: Step, result: Any, plans: list[Any]) -> list[dict[str, np.nda
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_step_is_the_same_without_moments_on_the_device(plan: str) -> None:
-    """Parameters and moments are equal bit for bit, and the device has no moments."""
+    """Parameters and moments after the steps equal, bit for bit, those of plans with moments on the
+    device. With `offload`, device memory holds no moments.
+    """
     step, result, plans = _split(plan, offload=False)
     _, offloaded, host_plans = _split(plan, offload=True)
     assert result.held == offloaded.held

@@ -134,8 +134,8 @@ class FromRing(_Cached):
 
 
 class _Boxed(_Cached):
-    """The base class of attention whose keys and values come from the ring of the variant `matrix`
-    (attention_boxed.py).
+    """The base class of attention of one row in the variant `matrix`, where the loading thread
+    copies keys and values to the ring of stages (attention_boxed.py).
     """
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
@@ -155,7 +155,9 @@ class _Boxed(_Cached):
 
 
 class Boxed(_Boxed):
-    """Attention over contiguous caches through the ring of the variant `matrix`."""
+    """Attention of one row over a contiguous cache in the variant `matrix`. The loading thread
+    copies keys and values to the ring of stages in shared memory.
+    """
 
     kind = "attention"
 
@@ -171,7 +173,9 @@ class Boxed(_Boxed):
 
 
 class BoxedPages(_Boxed):
-    """Attention over pages through the ring of the variant `matrix`."""
+    """Attention of one row over a paged cache in the variant `matrix`. The loading thread copies
+    keys and values to the ring of stages in shared memory.
+    """
 
     kind = "paged_attention"
 

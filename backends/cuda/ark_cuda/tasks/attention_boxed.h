@@ -1,11 +1,12 @@
 // Attention of one row in the variant `matrix`: the loading thread copies keys and values of older
-// positions through the ring while earlier tasks still run. Each slot of the ring belongs to one
-// warp, or to several that share its stages. So a warp never waits for a slot of which it has
-// skipped a stage. ark/tasks/attention.py describes the task and its accesses, attention_staged.h
-// the steps.
+// positions to the slots of the ring while earlier tasks still run. A slot always belongs to the
+// same warp, or to the same few warps, which share the stages in it. So each warp waits for all
+// stages of its slots in order. ark/tasks/attention.py describes the task and its accesses,
+// attention_staged.h the steps.
 
-// Run by the loading thread: copies the rows that one stage has of each of the two operands, from
-// row `first` on. The stage has `count` rows that were written before the iteration.
+// Called by the loading thread: copies a stage, which has `count` rows of keys and the same rows of
+// values, from row `first` of the cache on. These rows were written before the iteration. full: the
+// barrier of the slot.
 ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 first, ark_u32 count,
                                       ark_u32 full) {
   const ark_u32 beside = to + g.step * g.row;
@@ -32,8 +33,9 @@ ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 fi
   }
 }
 
-// Run by the loading thread: loads the stages of a task whose fetch grows (ark.plan.types.Growth).
-// All rows that it reads were written before the iteration, and so was their number.
+// Called by the loading thread: loads the stages of a task with a growing fetch
+// (ark.plan.types.Growth), which reads all rows of a cache up to the current position. The rows
+// that are loaded were written before the iteration, and so was their number.
 ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {
   const ArkGrowth& g = ARK_POINTER(const ArkGrowth, ARK_PARAMS(c)->growths)[t.growth - 1u];
   const ark_u32 length = ark_load_acquire(ark_words(g.length), false);
@@ -64,8 +66,9 @@ struct ArkBoxedAttention {
   float powers[ARK_WARPS][ROWS * G];
   float own[ARK_WARPS / 2][(G * (D + 2) + 3) / 4 * 4];
 };
-// True if a slot of the ring can belong to each `owners`-th of the warps: shared memory suffices,
-// and a warp's positions of a stage are whole products of matrix units.
+// True if one warp in OWNERS may own a slot of the ring, so that ARK_WARPS / OWNERS warps share a
+// stage: shared memory suffices, and the positions of a stage that a warp processes are whole
+// products of matrix units.
 template <int G, int D, int STEP, int OWNERS>
 ARK_DEVICE constexpr bool ark_boxed_fits() {
   constexpr int ROWS = STEP * OWNERS / ARK_WARPS;

@@ -64,9 +64,10 @@ ARK_DEVICE void ark_groups_copy(const ArkTask& t, ark_u32 to, int first, int end
   }
 }
 
-// The same for an image with channels first and FEW channels. Neighbouring threads load
-// neighbouring pixels of a row, each BATCH of them before it stores the first one. source(n, y, x,
-// c) is the address of a single channel. to: of the pixels.
+// Copies the part of an image that a tile reads to shared memory, like ark_groups_copy, for an
+// image with channels first and FEW channels. Neighbouring threads load neighbouring pixels of a
+// row. A thread loads BATCH pixels before it stores the first one. source(n, y, x, c): the address
+// of a single channel. to: where the pixels begin in shared memory.
 template <class WINDOW, class TILE, class G, int FEW, class Source>
 ARK_DEVICE void ark_groups_copy_few(const ArkTask& t, char* to, const Source& source) {
   constexpr int END = G::IMAGES * G::HIGH * G::WIDE, BATCH = 8;

@@ -1,7 +1,7 @@
-"""Convolutions in groups of images with channels last on mma.sync, for bf16 and fp16 and groups
-whose channels and outputs are multiples of eight; and of images with channels first that have at
-most eight channels. grouped.h has the device code. The common body computes all others. Called
-through the dialect.
+"""Convolutions in groups on mma.sync, for bf16 and fp16: of images with channels last, if a group's
+channels and outputs are multiples of eight, and of images with channels first that have at most
+eight channels. grouped.h has the device code. The vendor-independent body computes all other cases.
+Called through the dialect.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ class _Shape:
 
 
 def _few(sig: Signature) -> int:
-    """The channels of an image with channels first, which form one group; 0 for other images."""
+    """The number of channels of an image with channels first, all of which form one group; 0 for
+    other images.
+    """
     p, channels = sig.read(GroupedParams), sig.operands[1].shape[1]
     one = p.channels_first and widths(sig, p)[0] == channels <= VECTOR_ELEMENTS
     return channels if one else 0
 
 
 def _widths(sig: Signature) -> tuple[int, int]:
-    """The numbers of channels in shared memory and of outputs of a group."""
+    """The number of channels of a group as stored in shared memory, and the number of outputs of a
+    group.
+    """
     each, rows = widths(sig, sig.read(GroupedParams))
     return (VECTOR_ELEMENTS if _few(sig) else each), rows
 

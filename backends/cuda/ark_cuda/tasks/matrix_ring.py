@@ -40,7 +40,8 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     )
     if any(boxed) or any(halved):
         stages -= stages % 2  # each warpgroup uses half of the slots
-    # A kernel that also reads prompts has tall tiles, whose operands need L2 themselves.
+    # Weights are prefetched to L2 if all products have few rows. A kernel that also reads prompts
+    # has taller tiles, whose operands need L2 themselves.
     heights = {products.height(s) for s in signatures if products.multiplies(s, machine)}
     ahead = heights == {products.HEIGHTS[0]} and not machine.variant.role(MOVE)
     files = resources.files("ark_cuda")

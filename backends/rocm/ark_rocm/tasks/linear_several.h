@@ -71,8 +71,9 @@ constexpr int ark_several_ahead(int chunks, int most) {
   return most;
 }
 
-// Adds a chunk's products of a block of rows of weights. parts: of the input. inside[s]: true if
-// the lane's elements of step s are within the row.
+// Adds the products of a chunk of the input and a block of rows of weights to `sums`. parts: the
+// chunk's elements, split into parts. inside[s]: true if the lane's elements of step s are within
+// the row.
 template <class W, int PARTS>
 ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
                                      const bool (&inside)[ARK_CHUNK_STEPS],
@@ -85,8 +86,9 @@ ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][P
   }
 }
 
-// The same with scaled weights. Each group of elements is summed separately and then multiplied by
-// its scale. plain: the sums of the input's elements, if groups have zero points.
+// Like ark_several_products, for weights in groups with a scale each. The products of a group are
+// summed separately and then multiplied by the group's scale. plain: the sums of the input's
+// elements, if groups have zero points.
 template <class W, int PARTS>
 ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
                                    const ark_mfma_sums (&plain)[W::SCALES + 1],
@@ -157,7 +159,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   static_assert(M <= ROWS, "a product has this many input rows");
   constexpr int CHUNKS = ((K + SPAN - 1) / SPAN + ARK_WARPS - 1) / ARK_WARPS;
   constexpr int SLOTS = GROUP < W::MOST ? GROUP : W::MOST < 4 ? W::MOST : 4;
-  // Few chunks are written out, so that any number of them can be in flight.
+  // With at most 8 chunks the loop over them is unrolled completely, so that any number of chunks
+  // can be in flight.
   constexpr int ROUND = CHUNKS <= 8 ? CHUNKS : ark_several_ahead(CHUNKS, W::MOST / SLOTS);
   constexpr int AHEAD = ROUND < W::MOST / SLOTS ? ROUND : W::MOST / SLOTS;
   constexpr int INPUTS = AHEAD < 2 ? 1 : 2;  // chunks of the input in flight

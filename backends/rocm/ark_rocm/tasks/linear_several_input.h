@@ -1,12 +1,13 @@
 // The input of linear layers of several rows (linear_several.h). A lane loads its elements of a
 // chunk along k and converts them to operands of the matrix units.
 
-// Elements along k of a lane's row in a chunk, and products of 32 of them.
+// The number of neighbouring elements along k that a chunk has for one lane's row, and the number
+// of products (of 32 elements of k each) that multiply them.
 constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;
 
-// The index of an element in a row of K: `place` after the chunk's first. ROWS: of a product; with
-// 8 a chunk has two halves of ARK_CHUNK elements. Past the row's end, the index of an existing
-// element.
+// Returns the index, in a row of K elements, of the element that is `place` after the beginning of
+// a chunk. ROWS: the input rows of a product. With 8 rows a chunk has two halves of ARK_CHUNK
+// elements. Past the row's end, the index of an existing element is returned.
 template <int K, int ROWS>
 ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   constexpr int SPAN = ARK_CHUNK * 16 / ROWS;
@@ -20,8 +21,8 @@ ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
   return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
 }
 
-// Splits eight floats of the input into parts of 8 bits, as operands of the products. INFINITE:
-// true if some may be infinite or NaN; these have one part only.
+// Splits eight floats of the input into parts with 8 bits of the significand, as operands of the
+// products. INFINITE: true if a float may be infinite or NaN; such a float has one part only.
 template <class W, bool INFINITE, int PARTS>
 ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
   float rest[8];
@@ -33,7 +34,7 @@ ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
     for (int e = 0; e < 8; e += 2) {
       to[p][e / 2] = ark_upper_pair(rest[W::order(e)], rest[W::order(e + 1)]);
     }
-    // Two at once, for which there is one instruction.
+    // Subtracts the parts from two floats at once, for which there is one instruction.
     typedef float Pair __attribute__((ext_vector_type(2)));
     typedef ark_u32 Bits __attribute__((ext_vector_type(2)));
 #pragma unroll

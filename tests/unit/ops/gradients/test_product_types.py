@@ -1,4 +1,4 @@
-"""The types of the products in the gradients of a product."""
+"""The data types of the products in the gradients of a product."""
 
 from __future__ import annotations
 
