@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -218,13 +218,20 @@ class TaskKind(ABC):
         """For the cost model: the floating-point operations of a task and the bytes that it
         moves.
         """
-        moved = sum(
+        moved = bytes_of(sig, self.accesses(sig, coord))
+        return moved / 4.0, moved
+
+
+def bytes_of(sig: Signature, accesses: Iterable[Access]) -> float:
+    """The bytes of the boxes that a task accesses, without padding."""
+    return float(
+        sum(
             math.prod(h - lo for lo, h in zip(a.lo, a.hi, strict=True))
             * sig.operands[a.operand].itemsize
             / sig.operands[a.operand].per_item
-            for a in self.accesses(sig, coord)
+            for a in accesses
         )
-        return moved / 4.0, float(moved)
+    )
 
 
 def whole(operand: int, operand_type: OperandType, write: bool = False) -> Access:

@@ -42,7 +42,7 @@ from collections.abc import Sequence
 from ark.errors import PlanError
 from ark.ir.fold import fold, unfold
 from ark.machine import Machine
-from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.kind import Access, Signature, TaskKind, bytes_of, register
 from ark.plan.params import INT_MAX, Places, box, count, fits, matrix, need, typed
 from ark.tasks import expression, matmul_small, matmul_windows, text
 from ark.tasks.elementwise import broadcast_access, broadcasts
@@ -219,7 +219,12 @@ class Matmul(TaskKind):
         _, _, k = dims(sig)
         rows, columns = sig.read(MatmulParams).tile
         many = len(tiles(sig, coord))
-        return 2.0 * rows * columns * min(part_of_k(sig), k) * many, super().cost(sig, coord)[1]
+        moved = super().cost(sig, coord)[1]
+        if rotates(sig):
+            # The accesses of results cover whole caches, of which a task writes its tile only.
+            read = [a for a in self.accesses(sig, coord) if a.operand < 2]
+            moved = float(rows * columns * many * sig.operands[2].itemsize + bytes_of(sig, read))
+        return 2.0 * rows * columns * min(part_of_k(sig), k) * many, moved
 
     def headers(self) -> tuple[str, ...]:
         products = (
