@@ -150,7 +150,9 @@ def predicted_us(
     steps = math.ceil(math.ceil(depth * itemsize / K_PART_ALIGNMENT_BYTES) / cut.parts)
     fold = 0.0
     if cut.parts > 1 and normed:
-        fold = costs.normed_us
+        # The norm's tasks of few rows take as long as without parts.
+        few = rows <= min(high for high, _ in box_tiles(machine).tiles)
+        fold = costs.each_part_us * cut.parts if few else costs.normed_us
     elif cut.parts > 1:
         moved = 8.0 * cut.parts * rows * columns
         fold = costs.fold_us + costs.each_part_us * cut.parts

@@ -17,7 +17,7 @@ from ark_cuda.tasks import attention_boxed, products
 from ark_cuda.tasks.stages import ROOM, SLABS
 
 MOST_STAGES = 16
-PREFETCH_PERIOD_STAGES = 2  # stages that memory delivers between two prefetches
+PREFETCH_PERIOD_STAGES = 4  # stages that memory delivers between two prefetches
 MAX_PREFETCHED_STAGES = 16  # the most stages of weights that are prefetched to L2
 
 
