@@ -29,6 +29,7 @@ def rows(sig: Signature, machine: Machine) -> int:
     p, cache = sig.read(AttentionParams), sig.operands[1]
     taken = (
         p.streamed > 0
+        and p.shares == 1
         and p.streamed % (MAX_SHARERS * PRODUCT_POSITIONS) == 0
         and p.heads // p.kv_heads <= MAX_GROUP
         and p.head_dim in (32, 64, 128)
