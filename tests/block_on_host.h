@@ -161,6 +161,8 @@ static void cp_async_wait_all() {
   }
   host_threads[threadIdx.x].groups.clear();
 }
+// Threads take turns and see each other's accesses in order.
+static void fence_acq_rel_cta() {}
 
 // Loads four tiles of 8 by 8 elements of 16 bits. Each lane passes the address of a row.
 static void host_tiles(unsigned (&to)[4], unsigned at, bool turned) {
