@@ -1,5 +1,5 @@
-"""Which operands of products the loading thread of the variant `matrix` loads before a task begins,
-and what the tables of a launch say of it.
+"""Which operands of products the loading thread of the variant `matrix` copies to shared memory
+before a task begins, and the task records of a launch that state this.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ def test_operands_written_in_the_iteration_are_not_loaded_early() -> None:
 
 
 def early_bits(graph: Graph, new: bool) -> dict[str, set[int]]:
-    """The values of `growth` in the records of an op's tasks, by the op's name. All inputs and the
-    last node's result are external. new: True if the result's memory is known to be new.
+    """Returns, by the op's name, the values of `growth` in the records of the op's tasks: bits that
+    state which operands may be loaded before the task begins. All inputs and the last node's result
+    are external. new: True if the result's memory is known to be new.
     """
     result = graph.nodes[-1].outputs[0].buffer
     external = [t.buffer.id for t in graph.tensors if t.buffer.arena == "state"]
@@ -96,8 +97,9 @@ def early_bits(graph: Graph, new: bool) -> dict[str, set[int]]:
 
 
 def test_operands_are_loaded_beside_a_task_that_does_not_write_them() -> None:
-    """Two products read the same rows, and the second one the first one's result too. The weights
-    are external: they may be loaded early only if the result's memory is known to be new.
+    """Two products read the same rows, and the second one also reads the first one's result, as a
+    gate. The weights are external, so they may be loaded before a task begins only if the result's
+    memory is known to be new.
     """
     model = Model()
     with use_model(model):
