@@ -149,8 +149,8 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// Like ark_agree (and ark_all), with one barrier instead of two. Two slots alternate: all waves have read the
-// result of this vote before the vote after the next one overwrites it.
+// Like ark_agree (and ark_all), with one barrier instead of two. Two slots alternate: all waves
+// have read the result of this vote before the vote after the next one overwrites it.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
