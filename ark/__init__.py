@@ -101,7 +101,7 @@ _ALIASES = {
     "tensor": "ark.frontend.tensor",
     "torch": "ark.interop.torch_names",
 }
-# Names of ARK that ark does not support yet. Using one raises an error with this reason.
+# Names of Microsoft's ARK that ark does not support yet. Using one raises an error that says so.
 _NOT_BUILT = ("get", "put", "sampling", "signal", "wait")
 # Names that `from ark import *` does not import: names that belong to a subpackage of ark, and
 # names that would hide a name of Python.

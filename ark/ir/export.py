@@ -124,7 +124,7 @@ def _spelled_out(graph: Graph) -> Iterator[Node]:
 
 
 def op_entry(node: Node) -> dict[str, Any]:
-    """An op as its node's entry in the JSON text."""
+    """The entry of a graph's node in the JSON text of the exported plan."""
     fused = node.type == "all_reduce" and _Exported.of(node.attrs).packet
     words = node.type.split("_")
     return {

@@ -110,8 +110,9 @@ ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   if (inside) ark_store_pack<N>(to, pack);
 }
 
-// Like ark_store_made, but calls make(to, j, later). The function passes `later` on to ark_rare
-// (math16.h), which postpones rare slow cases.
+// Stores N neighbouring results as one pack. make(to, j, later) writes result j to to[j]. If a
+// result needs slow code that is rarely needed, `make` only notes this in `later` (see math16.h).
+// Then all results of the pack are computed again by make(to, j, ark_rare), with the slow code.
 template <int N, typename T, class Make>
 ARK_DEVICE void ark_store_rare(bool inside, T* to, const Make& make) {
   ArkRareLater later{false};

@@ -161,9 +161,10 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
 // row_norm_claimed.h has a type with the same functions that claims rounds at run time by an atomic
 // counter. A round is identified by the number of its first row.
 //
-// All threads call `ask` at the beginning of a round and `tell` after its first sums. In the
-// claiming type, `ask` claims a later round and `tell` shares its number with the other threads. At
-// the end of a round, told() returns the round that follows the round `next`.
+// All threads call the three functions in each round. `ask`, at the beginning of the round, claims
+// a later round in the claiming type, and does nothing here. `tell`, after the sums of the round's
+// first row, gives the claimed number to the other threads. `told`, at the end of the round,
+// returns the round after the next one. Its argument `next` is the number of the next round.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}

@@ -77,8 +77,8 @@ def test_k_is_cut_where_tiles_are_few() -> None:
 
 
 def test_few_columns_of_many_rows_are_planned() -> None:
-    """A product of 512 rows with 10 columns in 16 bits, which are fewer columns than the narrowest
-    tile of box copies, is planned as a thin product.
+    """A product of 512 rows and 10 columns in 16 bits is one op, the product of a matrix and few
+    columns. The smallest tile that the tensor memory accelerator (TMA) loads has more columns.
     """
     planned = product(512, 10, 512, (False, True), bf16, "parameter")
     assert [op.kind for op in planned.ops] == ["matmul"]

@@ -13,8 +13,8 @@ ARK_DEVICE void ark_count(const ArkParams* p, ark_u32 result, ark_u32 by) {
 }
 ARK_DEVICE ark_u32 ark_expected(ark_u32 round, ark_u32 i) { return round * 7919u + i * 31u + 1u; }
 
-// Called by one thread: waits for a counter as the loop does. Returns false if the time limit is
-// exceeded.
+// Called by one thread: waits for a counter by the same instructions as the loop kernel. Returns
+// false if the time limit is exceeded.
 ARK_DEVICE bool ark_reached(const ArkParams* p, const ark_u32* word, ark_u32 want, ark_u64 start) {
   const bool system = p->persistent != 0u;
   for (ark_u32 spins = 0u;; ++spins) {

@@ -115,9 +115,10 @@ def check_pieces(name: str, fetch: Fetch) -> None:
     row = fetch.piece * fetch.parts
     if not whole or not row or fetch.nbytes % row or fetch.rows > MAX_PIECES or fetch.growth:
         raise refuse(
-            f"op {name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage}, with "
-            f"{fetch.rows} rows of {row} bytes each in {fetch.parts} parts; expected whole rows, "
-            f"at most {MAX_PIECES}, and parts that are a multiple of {BULK_COPY_BYTES} bytes"
+            f"op {name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage} bytes. A stage "
+            f"holds one of {fetch.parts} parts of {fetch.rows} rows, and a row has {row} bytes. "
+            f"Expected: whole rows, at most {MAX_PIECES} rows in a stage, and parts of rows that "
+            f"are a multiple of {BULK_COPY_BYTES} bytes"
         )
     if row >= MAX_PIECE_PITCH_BYTES:
         raise refuse(
