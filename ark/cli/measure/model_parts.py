@@ -75,3 +75,24 @@ class GraphAttention(nn.Module):
             last = place == len(self.maps) - 1
             nodes = mixed.mean(0) if last else nn.functional.elu(mixed.transpose(0, 1).flatten(1))
         return nodes
+
+
+class WithLoss(nn.Module):
+    """A module whose result is the cross-entropy of another module's result. The last input is the
+    classes, one for each vector of the result's last dimension. A vector of one element scores the
+    second of two classes.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
+        *inputs, classes = given
+        scores = self.module(*inputs)
+        rows = scores.reshape(-1, scores.shape[-1]).float()
+        if scores.shape[-1] == 1:
+            return nn.functional.binary_cross_entropy_with_logits(
+                rows[:, 0], classes.reshape(-1).float()
+            )
+        return nn.functional.cross_entropy(rows, classes.reshape(-1))

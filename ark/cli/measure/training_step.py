@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ark.cli.measure.model_parts import WithLoss
 from ark.cli.measure.modules import ModuleFigures, line_of, times
 from ark.cli.measure.networks import network
 from ark.cli.measure.turn import Turn
@@ -23,27 +24,6 @@ from ark.interop.torch.program import PROGRAMS
 
 LEARNING_RATE = 1e-4
 COMPARED_STEPS = 3  # steps whose losses are compared
-
-
-class WithLoss(nn.Module):
-    """A module whose result is the cross-entropy of another module's result. The last input is the
-    classes, one for each vector of the result's last dimension. A vector of one element scores the
-    second of two classes.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, *given: torch.Tensor) -> torch.Tensor:
-        *inputs, classes = given
-        scores = self.module(*inputs)
-        rows = scores.reshape(-1, scores.shape[-1]).float()
-        if scores.shape[-1] == 1:
-            return nn.functional.binary_cross_entropy_with_logits(
-                rows[:, 0], classes.reshape(-1).float()
-            )
-        return nn.functional.cross_entropy(rows, classes.reshape(-1))
 
 
 def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> ModuleFigures:
