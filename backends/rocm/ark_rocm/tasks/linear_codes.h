@@ -96,7 +96,7 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
   static_assert(GROUP % 32 == 0 || GROUP == K, "a product's elements share a scale");
   static constexpr bool ZEROS = ZERO;
   static constexpr int SCALES = GROUP % ARK_CHUNK == 0 || GROUP == K ? 1 : ARK_CHUNK_STEPS;
-  static constexpr int ROWS = R, BITS = ARK_CODE_BITS<C>, MOST = 8, NEXT = 2;
+  static constexpr int ROWS = R, BITS = ARK_CODE_BITS<C>, MOST = R == 8 ? 4 : 8, NEXT = 2;
   typedef ark_u32 Load __attribute__((ext_vector_type(BITS / 4)));  // eight codes
   struct Piece {
     Load words[ARK_CHUNK_STEPS];
