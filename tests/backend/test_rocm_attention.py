@@ -204,3 +204,20 @@ def test_tasks_of_several_sequences_divide_the_heads(arch: str, width: int) -> N
         scores = k @ wide["q"][b].reshape(heads, width)[head] * width**-0.5
         weights = np.exp(scores - scores.max())
         np.testing.assert_allclose(got[b, head], weights / weights.sum() @ v, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("sinks", "merges"), [(False, 0), (True, 2)])
+def test_sequences_with_sinks_have_merges(sinks: bool, merges: int) -> None:
+    """The query heads of several sequences are divided among tasks, but only a merge adds sinks."""
+    machine = dataclasses.replace(machine_for("gfx942"), processors=16)
+    graph = Graph()
+    caches = [graph.tensor((4, 320, 64), bf16, arena="state", name=n) for n in ("k", "v")]
+    shapes = {"q": (2, 512), "fresh": (2, 256), "sinks": (8,)}
+    q, fresh, added = (graph.tensor(s, fp32, arena="state", name=n) for n, s in shapes.items())
+    position = graph.tensor((2,), int32, arena="state", name="position")
+    out = graph.tensor((2, 512), fp32, arena="state", name="out")
+    attrs = {"heads": 8, "head_dim": 64, "scale": 0.125, "sinks": sinks}
+    inputs = [q, *caches, position, *[added] * sinks, fresh]
+    graph.add("attention", inputs, [out], attrs, "attention")
+    planned = plan(graph, machine)
+    assert [op.kind for op in planned.ops].count("attention_merge") == merges

@@ -231,7 +231,8 @@ def _lower_sequence(
         lower_attention_tiles(lowering, tiled)
         return None
     shares = 1
-    if _divides_heads(lowering, key, given.heads, batch, splits):
+    # Only the merge adds sinks.
+    if not given.sinks and _divides_heads(lowering, key, given.heads, batch, splits):
         shares, splits = splits, 1
     params = AttentionParams(
         heads=given.heads,
