@@ -1,8 +1,8 @@
 """Reads a user's machine model from a file, for example `--machine my.json`. A machine model
-describes a device for the planner: processors, memory, rates, kernel variants. `ark info --machine
-NAME` prints a named model in the format of such a file. A file is untrusted data, so it is checked
-against the schema that plan files use for their machine. Only the command line calls this module;
-plan files cannot refer to machine files.
+describes a device to the planner: processors, memory, rates, kernel variants. `ark info --machine
+NAME` prints a built-in model in the format of such a file. A machine file is untrusted data, so it
+is checked against the schema of the machine models in plan files. Only the command line calls this
+module; plan files cannot refer to machine files.
 """
 
 from __future__ import annotations

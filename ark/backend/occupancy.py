@@ -14,11 +14,11 @@ from dataclasses import dataclass
 class ProcessorLimits:
     """The resources of a processor.
 
-    files: the number of vector register files; each serves its own warps. registers: registers per
-    lane in one file. granule: registers are allocated to a warp in multiples of this number. warps:
-    the most warps per file. shared_bytes: shared memory of the processor. shared_granule: shared
-    memory is allocated to a block in multiples of this many bytes. block_bytes: shared memory that
-    the system reserves for each block besides the block's own.
+    files: the number of vector register files; each one serves its own warps. registers: registers
+    per lane in one register file. granule: registers are allocated to a warp in multiples of this
+    number. warps: the most warps per register file. shared_bytes: shared memory of the processor.
+    shared_granule: shared memory is allocated to a block in multiples of this many bytes.
+    block_bytes: shared memory that the system reserves for each block besides the block's own.
     """
 
     files: int

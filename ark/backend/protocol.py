@@ -37,8 +37,9 @@ class Probe:
 
     `reason` is empty if there are devices. Otherwise it explains in a sentence why there are none,
     and `remedy` is the command or step that fixes this. `notes` are remarks for the user, such as
-    that the devices are emulated. simulated: the devices are used only if the user names the
-    backend. emulated: the devices execute machine code of hardware that is not present.
+    that the devices are emulated. simulated: True if the devices are simulated; they are used only
+    if the user names the backend. emulated: True if an emulator executes the machine code of
+    hardware that is not present.
     """
 
     devices: tuple[DeviceInfo, ...] = ()
@@ -177,11 +178,12 @@ class PredictingBackend(KernelBackend, Protocol):
 
 @dataclass(frozen=True)
 class LoopFigures:
-    """Figures of the machine code of a kernel's busiest matrix loop. instructions: counts by kind.
-    matrix_share: the fraction of the loop's issue slots that matrix units use. registers: vector
-    registers per lane in the whole kernel; spills: the number of registers that are kept in memory;
-    scratch_bytes: stack memory per lane. bank_conflicts: the fraction of the loop's shared-memory
-    cycles that bank conflicts cause; None if it was not counted.
+    """Statistics of the machine code of one loop of a kernel: the loop that uses the matrix units
+    for most issue slots. instructions: the number of instructions of each kind. matrix_share: the
+    fraction of the loop's issue slots that matrix units use. registers: vector registers per lane
+    in the whole kernel; spills: the number of registers that are kept in memory; scratch_bytes:
+    stack memory per lane. bank_conflicts: the fraction of the loop's shared-memory cycles that bank
+    conflicts cause; None if it was not counted.
     """
 
     instructions: dict[str, int]

@@ -1,8 +1,9 @@
 """Collects the device functions of a loop kernel. A loop kernel is the persistent kernel that runs
 a plan: each thread block executes a list of tasks, and a task (a tile of an op) calls a device
-function, its body. This module decides which ops share a body, and whether the vendor's dialect or
-the task kind (ark.tasks) writes it. Called by ark.backend.codegen.writer.
-ark.backend.codegen.dispatch writes the switch statements that call the bodies.
+function, its body. This module decides which ops share a body. It also decides who writes a body:
+the vendor's dialect, or the task kind (ark.tasks), whose bodies do not depend on the vendor. Called
+by ark.backend.codegen.writer. ark.backend.codegen.dispatch writes the switch statements that call
+the bodies.
 """
 
 from __future__ import annotations
@@ -68,24 +69,25 @@ class _Moved(PartialParams, frozen=True):
 
 
 class Bodies:
-    """The device functions of one kernel. The opcode of a function is its number, which the records
-    of its tasks contain.
+    """The device functions of one kernel. Functions are numbered; a function's number, its opcode,
+    is stored in the record of each task that calls it.
 
-    names: the name of each function, by opcode. maps: the box maps of its operands, by opcode.
-    opcode: the opcode of each op, by op id; -1 for ops of other kernels. texts: the source of the
-    functions. headers, dialect_headers: the headers that the functions need, from ark.tasks and
-    from the dialect, in order of first use.
+    names: the name of each function, by opcode. maps: the box maps (BoxMap) of each function's
+    operands, by opcode. opcode: the opcode of each op, by op id; -1 for ops of other kernels.
+    texts: the source of the functions. headers, dialect_headers: the headers that the functions
+    need, from ark.tasks and from the dialect, in order of first use.
 
     leads: True if the kernel has a communicating warp, here called leading warp: it polls for the
     inputs of tasks before the computing warps reach these tasks. loads, moves: True if the kernel
     has loading warps or moving warps.
 
-    The other attributes are opcodes. polled: functions with a part for the leading warp,
-    which polls for the task's input. entering: functions that wait for their task's dependencies
-    themselves. runs: functions that execute several consecutive tasks in one call. moved: functions
-    of moving warps. halves: functions with a separate function for their loads, which loading warps
-    call, each with the place of its first box map among its operands. spares: functions that do not
-    write to the stages of the loading warps.
+    The other attributes contain opcodes of functions with a property. polled: functions with extra
+    code for the leading warp, which polls for the task's input. entering: functions that wait for
+    their task's dependencies themselves. runs: functions that execute several consecutive tasks in
+    one call. moved: functions that moving warps run. halves: functions whose loads are in a
+    separate function, which loading warps call; each opcode is mapped to the index of the first
+    operand that has a box map. spares: functions that do not write to the shared-memory buffers
+    (stages) of the loading warps.
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:

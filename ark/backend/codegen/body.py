@@ -1,10 +1,11 @@
-"""The interface of vendor bodies. A body is the device function that computes one task, which is a
-tile of an op. A vendor can write its own body for a task kind, for example a matmul on its matrix
-units. A backend has these bodies in its package `tasks`, beside the headers that they need, and
-lists them in `Dialect.bodies`. A signature consists of a task's kind, its parameters and its
-operands' layouts. For a signature, the writer uses the first vendor body of the kind whose `serves`
-is True. If there is none, it uses the vendor-independent body, which the task kind writes
-(ark.tasks).
+"""The interface of vendor bodies. A body is the device function that computes one task (a tile of
+an op). A vendor can write its own body for a task kind, for example a matmul on its matrix units. A
+backend keeps its bodies and their headers in its package `tasks`, and lists the bodies in
+`Dialect.bodies`.
+
+A signature is a task's kind, its parameters and the layouts of its operands. For each signature,
+the writer calls `serves` of the kind's vendor bodies, and uses the first body that returns True. If
+none does, it uses the vendor-independent body of the task kind (ark.tasks).
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from ark.plan.kind import Signature
 
 @dataclass(frozen=True)
 class BoxMap:
-    """A description of an operand for hardware that copies boxes, which are rectangular ranges of
-    indices (the arguments of a TMA tensor map).
+    """Describes an operand to hardware that copies boxes (rectangular ranges of indices). It has
+    the arguments of a TMA tensor map.
 
     operand: the operand's index in the op. dtype: the type of the elements. In shared memory, a box
-    of type `byte` is stored row after row; a box of another type is stored in rows of 128 bytes
-    whose 16-byte pieces are swizzled. dims: elements, innermost dimension first. strides: bytes
+    of type `byte` is stored row after row. A box of another type is stored in rows of 128 bytes, in
+    which chunks of 16 bytes are swizzled. dims: elements, innermost dimension first. strides: bytes
     from one index to the next, of dimensions 1 and up. box: elements of one copy, per dimension.
-    fetched: bytes that are loaded from memory into the cache at a time, 128 or 256.
+    fetched: the unit in which memory is loaded into the cache, 128 or 256 bytes.
 
     If `steps` is given, the map loads convolution windows from an image with the dimensions
-    (channels, columns, rows, n). A copy then loads, for a number of consecutive
-    windows, the pixels at one element of the kernel; `box` is (channels, number of windows). The
-    origins of windows start at `lower` (column, row), are `steps` apart and end at the last index
-    plus `upper`.
+    (channels, columns, rows, n). A copy then loads, for several consecutive windows, the pixels
+    under one element of the convolution kernel; `box` is (channels, number of windows). The first
+    window begins at `lower` (column, row). Neighbouring windows are `steps` apart. The last window
+    begins at most at the image's last index plus `upper`.
     """
 
     operand: int
@@ -49,10 +50,10 @@ class Body:
     """The base class of vendor bodies of the task kind `kind`. `serves` and `source` must be
     defined. The other methods are called only with signatures for which `serves` is True.
 
-    enters: True if, in the kernel variant `block`, the function is called before the waits of its
-    task are met. The function then calls ark_enter, which waits, and returns a bool. Before
-    ark_enter it reads only data that the operand stream fetches. moves: True if moving warps run
-    the function.
+    enters: True if, in the kernel variant `block`, the function is called before its task's
+    dependencies are complete. The function then waits itself, by calling ark_enter, and it returns
+    a bool. Before this call it reads only data that the operand stream fetches. moves: True if
+    moving warps run the function.
     """
 
     kind: ClassVar[str]

@@ -24,16 +24,19 @@ def constants(
 ) -> str:
     """The source of the constants that preludes and device code use.
 
-    scratch: bytes of shared memory besides the ring; None for a loop that kernels with different
-    needs share. streamed: bytes that the operand stream copies in an iteration of the last phase.
+    scratch: bytes of shared memory besides the ring buffer of operands; None for a loop that is
+    shared by kernels with different sizes. streamed: bytes that the operand stream copies in an
+    iteration of the last phase. The operand stream copies operands to the ring's stages ahead of
+    the tasks.
 
-    grows: True if the operand stream, which copies operands to shared memory ahead of tasks, copies
-    rows whose number grows with each iteration (a KV cache). pages: True if such rows are in pages.
-    cuts: True if one stage has parts of several rows. runs: True if a stage has whole rows.
+    grows: True if the stream copies rows whose number grows with each iteration (a KV cache).
+    pages: True if such rows are in pages. cuts: True if a stage can contain parts of several rows.
+    runs: True if a stage can contain whole rows.
 
-    signals: the number of words of a counter that peers signal (signal_words). The constant
-    STAGE_NS is the number of nanoseconds in which the machine's memory can fill one stage for each
-    processor.
+    signals: the number of words of a counter that peers signal (signal_words).
+
+    Among the constants is STAGE_NS: the nanoseconds in which the machine's memory can fill one
+    stage on every processor.
     """
     values = {
         "LANES": machine.lanes,

@@ -20,13 +20,13 @@ from ark.plan.kind import Signature
 class Source:
     """The source text of a loop kernel and the name of its entry point.
 
-    parts: if 0, the text is compiled as one program. Otherwise its functions are compiled
-    separately and linked: the text is compiled `parts` times in parallel, and if there are several
-    parts, each compilation defines its number as ARK_PART and contains only its functions.
+    parts: if 0, the text is compiled as one program. Otherwise the text is compiled `parts` times
+    in parallel, and the results are linked. If `parts` is above 1, each compilation defines the
+    macro ARK_PART as its number, which selects the functions that it contains.
 
-    loop: the text of the loop and the entry point, which kernels with equal loops compile once and
-    share; "" if they do not share it. `text` contains the loop, too; it is omitted if the text is
-    compiled with ARK_PART defined as 1.
+    loop: the text of the loop and the entry point, if kernels with equal loops share their machine
+    code; otherwise "". `text` contains the loop too, but compiling `text` with ARK_PART defined as
+    1 leaves the loop out.
     """
 
     text: str
@@ -50,15 +50,15 @@ class Dialect:
     Source texts: prelude: implements the device ABI; it is placed first. entry: the entry point
     `ark_loop`; it is placed last. stream: the operand stream for machines with a ring. roles: the
     loop of the kernel variant `roles`. loader: a function that returns the loop of the loading
-    thread, for kernel variants that have loading warps but no ring. These three are placed before
-    the bodies.
+    thread, for kernel variants that have loading warps but no ring. The texts of stream, roles and
+    loader are placed before the bodies.
 
     unstaged: the bytes at the beginning of shared memory that loading warps do not use for their
     stages. joint_bodies: a kernel of the variant `block` with more bodies than this is compiled in
-    separate parts and linked; with 0 every kernel is compiled as one program. apart: a kernel of
-    the variant `block` that has tasks of all these kinds is also compiled in separate parts.
-    joint_products: the largest number of different matmul bodies with which a kernel with loading
-    warps compiles fast; with 0 there is no limit. shares_loops: True if kernels of the variant
+    separate parts and linked; with 0 every kernel is compiled as one program. apart: task kinds; a
+    kernel of the variant `block` that has tasks of all these kinds is also compiled in separate
+    parts. joint_products: the largest number of different matmul bodies in a kernel with loading
+    warps; more would compile slowly. 0 means no limit. shares_loops: True if kernels of the variant
     `block` share the machine code of equal loops.
     """
 

@@ -76,11 +76,11 @@ ARK_DEVICE void ark_publish(ArkCtx& c, ark_u64* p, ark_i64 i, float v, bool syst
   ark_publish_packet(c, p + i, v, system);
 }
 
-// Loads a row of n elements, `stride` apart, into shared memory. Thread t loads elements t, t +
-// ARK_THREADS and so on. With SCALED, xs contains a factor for each of the thread's elements, which
-// is replaced by the product of factor and element. Returns the thread's part of the sum of squares
-// of the elements. ARK_BATCH loads are issued together, so that they share one memory latency. If
-// packets have not arrived, the thread waits for one of them before it loads the others again.
+// Loads a row of n elements, `stride` apart, into xs in shared memory, and returns the calling
+// thread's part of the sum of squares of the elements. Thread t loads elements t, t + ARK_THREADS
+// and so on. With SCALED, xs contains a factor for each element before the call, and element times
+// factor is stored. ARK_BATCH loads are issued together, so that they share one memory latency. If
+// packets have not arrived, the thread waits for one of them and then repeats the other loads.
 constexpr int ARK_BATCH = 8;
 
 template <bool SCALED>

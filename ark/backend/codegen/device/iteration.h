@@ -43,16 +43,18 @@ ARK_DEVICE ark_u32 ark_known_limit(const ArkParams* p) {
   return ark_peek_host(&ark_control(p)->limit);
 }
 
-// Called by the leader: waits until this processor may begin the iteration. Returns false if it
-// must leave the loop.
+// Called by the leader (one thread per processor): waits until this processor may begin the
+// iteration. Returns false if the processor must leave the loop.
 //
 // The barrier opens when the preceding iteration is complete on all ranks that begin iterations
-// together (all ranks, or only this one). Processor 0 starts to read whether the host wants to end
-// the launch before it waits for the barrier, so that both latencies overlap. In persistent mode it
-// also waits until the host allows the iteration. The last processor, which often has the least
-// work, reports completed iterations to the host: at the end and in some iterations (ark_told),
-// because a store to host memory can delay iterations of a few microseconds. In persistent mode it
-// reports every iteration, because the host may read results before the launch ends.
+// together (all ranks, or only this one). Processor 0 also reads whether the host wants to end the
+// launch. It issues this load before it waits for the barrier, so that the two latencies overlap.
+// In persistent mode processor 0 also waits until the host allows the iteration.
+//
+// The last processor often has the least work, so it reports completed iterations to the host. It
+// reports only the end and some iterations (ark_told), because a store to host memory can delay
+// iterations of a few microseconds. In persistent mode it reports every iteration, because the host
+// may read results before the launch ends.
 //
 // limit: the result of an earlier call of ark_known_limit.
 ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {

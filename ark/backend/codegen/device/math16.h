@@ -1,8 +1,8 @@
 // Elementwise functions whose results are rounded to 16 bits: bf16 with 8 significant bits, or fp16
 // with 11. Their errors before the rounding are at most 2^-16 of the result, so that a result
-// differs from the nearest number by at most 1/2 + 1/32 units in the last place. Their values at
-// infinities, zeros and outside of their domains are those of the functions of math.h. The
-// polynomials have the least maximum relative error.
+// differs from the nearest number by at most 1/2 + 1/32 units in the last place. At infinities, at
+// zeros and outside of their domains they return the same values as the functions of math.h. Their
+// polynomials minimise the maximum relative error.
 
 #if !defined(ARK_HAS_LOG2_FLUSHED)
 ARK_DEVICE float ark_log2_flushed(float v) { return 1.44269504f * ark_log(v); }
@@ -37,11 +37,12 @@ ARK_DEVICE float ark_cosh16(float v) {
 }
 
 // Selects how a function treats rare arguments for which it needs a slower formula (its long form).
-// With ArkRareNow, the function branches to the long form. With ArkRareLater, it has no branch, so
-// that the instructions of several elements can overlap; it sets `found` if an argument needs the
-// long form, and the caller then computes all elements again with ArkRareNow. Generated expressions
-// pass the name `ark_rare`. A caller selects ArkRareLater by declaring a local variable of this
-// name.
+// With ArkRareNow, the function branches to the long form. With ArkRareLater it has no branch, so
+// that the instructions of several elements can overlap. It only sets `found` if an argument needs
+// the long form, and the caller then computes all elements again with ArkRareNow.
+//
+// Generated expressions pass the name `ark_rare`, which by default is the enumerator of ArkRareNow.
+// A caller selects ArkRareLater by declaring a local variable `ark_rare` of that type.
 enum ArkRareNow { ark_rare };
 struct ArkRareLater {
   bool found;

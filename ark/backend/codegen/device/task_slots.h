@@ -53,11 +53,12 @@ ARK_DEVICE void ark_task_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
   ark_copy_words(team, &loop.tasks[i % ARK_SLOTS], task, sizeof(ArkTask) / 8u);
 }
 #if defined(ARK_HOLDS_RECORDS)
-// This variant is for backends on which a copy to shared memory waits for its load, and so delays
-// all later accesses of its warp. There, at the end of each task, every thread of the last warp
-// loads its word of the record three tasks ahead into a register, and stores it to the slot at the
-// end of the next task. Only the last warp executes this code, because other warps would have to
-// wait for their own stores in it.
+// Prefetches task records, on backends without asynchronous copies to shared memory. On these, a
+// copy waits for its load and delays all later accesses of its warp. So the copy is split: at the
+// end of a task, every thread of the last warp loads its word of the record three tasks ahead into
+// a register, and at the end of the next task it stores the word to the record's slot in shared
+// memory. Only the last warp does this, because other warps would have to wait for their own stores
+// here.
 constexpr bool ARK_RECORDS_LAST = true;
 ARK_DEVICE void ark_task_word(ArkTeam, const ArkParams* p, ark_u32 i, ark_u32 end, ark_u64& word) {
   constexpr int WORDS = static_cast<int>(sizeof(ArkTask) / 8u);
@@ -157,13 +158,13 @@ ARK_DEVICE bool ark_wait_task(ArkTeam team, ArkLoop& loop, ark_u32 i) {
 ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind);
 #endif
-// Signals a peer's counter over a link that supports stores but no atomic operations. The number of
-// this rank's signals is counted in local memory, and the count is stored in this rank's word of
-// the peer's counter. If two processors signal at the same time, the larger count may be stored
-// first. A processor that finds that the count has grown since it stored therefore stores again, so
-// that the last store has the complete count. A count that falls in between only makes a wait
-// longer. The compare-and-swap of a count with itself orders the preceding store. The loop repeats
-// only if other processors have signalled.
+// Signals a peer's counter over a link that supports stores but no atomic operations. This rank
+// counts its signals in local memory, and stores the count in its own word of the peer's counter.
+// If two processors signal at the same time, the larger count may be stored first and then be
+// overwritten by the smaller one. So each processor reads the local count again after its store,
+// and repeats the store if the count has grown. The last store then has the complete count. A
+// smaller count in between only makes the peer wait longer. The local count is read by a
+// compare-and-swap with itself, which orders the read after the store.
 ARK_DEVICE void ark_signal_stored(const ArkCounterOp& e) {
   ark_u32* count = ark_words((static_cast<ark_u64>(e.counter) << 32) | e.step);
   ark_add_release(count, e.value, true);
