@@ -34,9 +34,9 @@ pre { overflow-x: auto; font-size: 13px; line-height: 1.35; }
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of a graph. ops: the number of nodes that become tasks. moved: bytes that these nodes
-    read and write. held: bytes of the activations that these nodes use. least_us: the microseconds
-    that moving `moved` bytes takes at memory bandwidth.
+    """Totals over the ops of a graph. ops: the number of nodes that become tasks. moved: bytes that
+    these nodes read and write. held: bytes of the activations (intermediate tensors) that these
+    nodes use. least_us: the microseconds in which the memory can move `moved` bytes.
     """
 
     ops: int

@@ -1,6 +1,6 @@
-"""`ark tessel`: finds the schedule of a pipeline of ranks: which device computes which block of
-which micro-batch at which time. The placement of the blocks on devices is given by a file or by the
-name of a usual shape.
+"""`ark tessel`: computes the schedule of a pipeline. The schedule states at which time a device
+computes which block of which micro-batch. The placement of the blocks on devices is an input: a
+file, or the name of a common placement.
 """
 
 from __future__ import annotations

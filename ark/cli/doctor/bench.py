@@ -90,9 +90,9 @@ class Bench:
         lasts_s: float = 0.0,
         processors: int = 0,
     ) -> Launch:
-        """Launches a check. data, words: addresses that the check uses. count: the number of 4-byte
-        words of data. system: True to use the memory scope of peers and host, False for the
-        device's.
+        """Launches a check. data, words: addresses of the memory that the check uses. count: the
+        number of 4-byte words at `data`. system: the memory scope of the check's atomics: True for
+        the scope that includes peers and host, False for the device scope.
         """
         self.device.zero(self.results.address, self.results.nbytes)
         assert self.host.host is not None
@@ -118,9 +118,9 @@ class Bench:
         return self.device.read(self.results.address, self.results.nbytes).view(np.uint32)
 
     def tell(self, number: int) -> bool:
-        """Sends `number` to a running kernel, which executes the check named `host`, by writing it
-        to host memory. Returns True when the kernel has answered with the same number, or False if
-        it does not answer within BUDGET_S.
+        """Sends `number` to the running kernel of the check named `host`, by writing it to host
+        memory. Returns True when the kernel has answered with the same number, and False if there
+        is no answer within BUDGET_S seconds.
         """
         self.host_words["target"] = number
         deadline = time.monotonic() + BUDGET_S

@@ -1,6 +1,6 @@
 // Checks of the properties of a device that the loop kernel relies on. They use the device ABI
-// only, without tasks or the loop. A launch runs the check whose number is in the parameter
-// `first`. Other fields of the loop's parameters have other meanings here: tasks is the address of
+// only, without tasks or the loop. A launch runs one check; its number is in the field `first` of
+// ArkParams. These fields have a different meaning here than in the loop: tasks is the address of
 // the data, counter_ops the address of words at a distance of 128 bytes, fetches the address of the
 // results, trace_capacity the number of 4-byte words of data, barrier_step the number of rounds,
 // and persistent is nonzero to use the memory scope of the whole system.

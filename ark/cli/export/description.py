@@ -193,10 +193,10 @@ def describe(
     maps: Sequence[Sequence[BoxMap]] = (),
     made_for: str = "",
 ) -> str:
-    """The C source that defines `NAME_model`. opcode, maps: for each op, the number of its body
-    (device function) and its box maps (descriptors of memory boxes). images: the loop kernels'
-    machine code; empty if the kernels are host code. made_for: the message for an image that cannot
-    be loaded.
+    """The C source that defines `NAME_model`. opcode: for each op, the number of its body (device
+    function). maps: for each op, its box maps (descriptors with which hardware copies boxes of
+    memory). images: the machine code of the loop kernels; empty if the kernels are host code.
+    made_for: the error message if a device cannot load an image.
     """
     segments, stride = _Segments(plan), machine_of(plan).line_bytes
     counters, lists, mapped = (len(segments.rows) + n << SEGMENT_SHIFT for n in (1, 2, 3))

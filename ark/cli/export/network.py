@@ -20,9 +20,9 @@ from ark.plan.verify import verify
 
 @dataclass(frozen=True)
 class Network:
-    """A planned network. inputs, outputs: names of the plan's tensors, in the file's order. They
-    are the file's names; ".out" is appended for an output that is also an input. weights: arrays by
-    tensor name.
+    """A planned ONNX network. inputs, outputs: names of the plan's tensors, in the order of the
+    ONNX file. They are the names in the file; an output that is also an input gets ".out" appended.
+    weights: arrays by tensor name.
     """
 
     plan: Plan

@@ -14,14 +14,14 @@ from ark.ir.dtype import DataType, int32
 
 @dataclass(frozen=True)
 class OpCase:
-    """One case of `ark bench ops`. build, peer: functions that compute the same, `build` from ark's
-    tensors of `shapes` and `peer` from torch's.
+    """One case of `ark bench ops`. build, peer: two functions for the same computation, on inputs
+    of `shapes`. `build` takes ark's tensors, `peer` takes torch's.
 
     flops, nbytes: the least arithmetic and memory traffic of the computation. on_cpu: True if the
-    case is short enough for a CPU. scale: random inputs are between -scale and scale. indices:
-    which inputs (by number) are indices, with their upper bound (exclusive); their type is
-    `index_type`. calls: the number of the peer's calls in a captured graph. others: further peers
-    by name. fuse: True if ark may fuse the case's ops.
+    case is short enough for a CPU. scale: random inputs are between -scale and scale. indices: the
+    inputs that are indices, by number, each with the exclusive upper bound of its values; their
+    type is `index_type`. calls: how many calls of the peer one captured graph contains. others:
+    functions of further peers, by name. fuse: True if ark may fuse the case's ops.
     """
 
     name: str

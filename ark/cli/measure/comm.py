@@ -1,9 +1,10 @@
-"""Collectives in the format of nccl-tests: time, algorithm and bus bandwidth, and wrong elements.
+"""Measures collectives. The results have the format of nccl-tests: time, algorithm bandwidth, bus
+bandwidth, and the number of wrong elements.
 
-There are two modes: `graph` times many dependent collectives in one launch of a plan by the
-device's clock; `alone` times single calls on arrays (ark.distributed). Every rank measures, and the
-slowest rank's time is reported. The peer is torch.distributed with NCCL (in a captured graph for
-`graph`) or Gloo. Called by ark.cli.bench_comm.
+There are two modes. `graph` runs many dependent collectives in one launch of a plan, timed by the
+device's clock. `alone` times single calls on arrays (ark.distributed). Every rank measures, and the
+slowest rank's time is reported. The peer, the library that is timed for comparison, is
+torch.distributed with NCCL (in a captured graph for `graph`) or Gloo. Called by ark.cli.bench_comm.
 """
 
 from __future__ import annotations

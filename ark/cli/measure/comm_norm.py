@@ -32,10 +32,10 @@ FORMS = ("sum", "apart", "one")
 
 @dataclass
 class NormFigures:
-    """Seconds of one link of the chain (one repetition of the measured ops): the slowest rank's,
-    the median of the repeats. sum_seconds: the sum over ranks only. apart_seconds: the three ops
-    one by one. seconds: all as one op. wrong: the number of elements on all ranks that differ from
-    NumPy's result after the first link.
+    """Times of one repetition of the measured ops, in seconds, on the slowest rank, as the median
+    of the repeats. sum_seconds: only the sum over ranks. apart_seconds: the three ops one by one.
+    seconds: the three ops as one op. wrong: the number of elements, on all ranks together, that
+    differ from NumPy's result after the first repetition.
     """
 
     rows: int

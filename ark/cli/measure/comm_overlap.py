@@ -52,10 +52,11 @@ class OverlapCase:
 
 @dataclass
 class OverlapFigures:
-    """Seconds of the slowest rank, the median of the repeats: of the matmul alone, of the
-    collective alone, of both in sequence (apart_seconds), and of the fused op (seconds). hidden:
-    the hidden fraction of the collective's time. wrong: the number of elements on all ranks that
-    differ from the result of the two separate ops or from NumPy's.
+    """Times in seconds on the slowest rank, as the median of the repeats. There are four: the
+    matmul alone, the collective alone, the matmul and the collective in sequence (apart_seconds),
+    and the fused op (seconds). hidden: the hidden fraction of the collective's time. wrong: the
+    number of elements on all ranks that differ from the result of the two separate ops or from
+    NumPy's.
     """
 
     collective: str

@@ -32,12 +32,13 @@ GRAPH, ALONE = "graph", "alone"
 
 @dataclass(frozen=True)
 class CommCase:
-    """One case. nbytes: the bytes of a rank's input or result, whichever is larger, as in
-    nccl-tests.
+    """A collective to measure. nbytes: the bytes of a rank's input or result, whichever is larger,
+    as in nccl-tests.
 
-    algorithm: a name, or a program for these ranks. topology: the network of these ranks, for which
-    named algorithms are synthesized and times predicted; None for a full mesh without predictions.
-    least: report the fastest repeat, which shows a link's capability, instead of the median.
+    algorithm: an algorithm's name, or a collective program for the job's ranks. topology: the
+    network of the ranks. The programs of named algorithms and the predicted times are for this
+    network. None means a full mesh, without predicted times. least: True to report the fastest
+    repeat, which shows what a link can attain, instead of the median.
     """
 
     collective: str
@@ -59,9 +60,9 @@ def agreed(job: Bootstrap | Members, number: float) -> float:
 def seconds_each(
     executor: Executor, job: Bootstrap | Members, repeats: int, most: int, least: bool = False
 ) -> float:
-    """Seconds of an iteration on this rank: the median (least: the minimum) over `repeats`
-    launches. A launch takes about 20 ms. It has the same number of iterations on every rank, from 3
-    to `most`.
+    """The seconds of one iteration on this rank, as the median over `repeats` launches, or as the
+    minimum if `least` is True. The number of iterations of a launch, from 3 to `most`, is the same
+    on every rank. It is chosen so that a launch takes about 20 ms.
     """
     run = executor.start(3)
     run.wait(60.0)

@@ -45,11 +45,11 @@ POOL_ELEMENTS = 1 << 22
 @dataclass
 class ContextFigures:
     """Figures of decoding from position `context` on. per_token: seconds for one token of each
-    sequence, the median of `runs`. tokens: the tokens of the first sequence. read_bytes: bytes that
-    one token reads: weights, and keys and values as many as are cached at the middle of the run.
-    further: seconds that each token after the first adds to a launch; None if no launch of one
-    token was measured. peer_s: the peers' seconds per token. fidelity: the error of the logits of
-    "ark" and of each peer.
+    sequence, the median of `runs`. tokens: the tokens of the first sequence. read_bytes: the bytes
+    that computing one token reads: the weights, and the keys and values that are cached in the
+    middle of the run. further: the seconds that each token after the first adds to a launch; None
+    if no launch of one token was measured. peer_s: the peers' seconds per token (a peer is another
+    library, timed for comparison). fidelity: the error of the logits of "ark" and of each peer.
     """
 
     context: int
@@ -160,15 +160,17 @@ def decode(
     beside_one: bool = False,
     turn: Turn | None = None,
 ) -> Figures:
-    """Decodes `tokens` tokens from each of `contexts` on, `repeats` times after `warm_up` runs; the
-    median is reported. beside_one: if there are several tokens, a launch of one token is measured
-    too, which gives the time of each further token.
+    """Measures decoding. For each position in `contexts`, `tokens` tokens are decoded from this
+    position on. This is repeated `repeats` times after `warm_up` runs, and the median is reported.
+    beside_one: True to measure a launch of one token too, if `tokens` is above 1. The difference
+    gives the time of each further token.
 
     shape: the model's shape, or one rank's share of it. The shape has room for all decoded
-    positions, and a prompt chunk if `prompts` (prompt lengths) are measured too. peers: "eager",
-    "compiled"; they run the whole model, and the read ceiling and the fidelity are measured with
-    them. check: True if the fidelity is measured without peers. turn: a lock that is held while the
-    device is used. Sizes in the result are this rank's. Raises the errors of the executor.
+    positions, and a prompt chunk if `prompts` (prompt lengths) are measured too. peers: the forms
+    of the torch model to compare with, "eager" or "compiled". Peers need the whole model on this
+    rank. With peers, the device's maximum read bandwidth and the fidelity are measured too. check:
+    True to measure the fidelity also without peers. turn: a lock that is held while the device is
+    used. Sizes in the result are this rank's. Raises the errors of the executor.
     """
     target, turn = machine or device.machine, turn or Turn()
     start = time.perf_counter()

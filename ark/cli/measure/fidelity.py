@@ -24,7 +24,7 @@ class Fidelity:
 
     mean, most: the mean and the largest absolute difference over all logits of all rows. distance:
     the largest norm of a row's difference, relative to the norm of the reference's row. agreed: the
-    number of rows whose best token is the same.
+    number of rows in which both have their largest logit at the same token.
     """
 
     rows: int

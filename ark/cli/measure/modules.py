@@ -1,10 +1,10 @@
-"""Measures torch modules: torch.compile's backend "ark" compared, in the same process, with torch's
-own "inductor" in mode "reduce-overhead" (a captured graph of kernels), with uncompiled torch, or
-with onnxruntime on the exported module.
+"""Measures torch modules that are compiled by torch.compile's backend "ark". In the same process
+they are compared with torch's own backend "inductor" in mode "reduce-overhead" (a captured graph of
+kernels), with uncompiled torch, or with onnxruntime on the exported module.
 
-The time of a call is the mean of many consecutive calls, until the device has finished. The host's
-time for a call and the kernel's time are measured separately. Called by `ark bench torch` and `ark
-bench models`.
+Many consecutive calls are timed until the device has finished; the time of a call is their mean.
+The host's time for a call and the kernel's time are measured separately. Called by `ark bench
+torch` and `ark bench models`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ CALLS_S = 0.05  # about how long the calls of one measurement take
 
 @dataclass(frozen=True)
 class ModuleFigures:
-    """Times are in seconds. call: one of many consecutive calls. latency: a call whose end is
-    waited for. host: until a call returns. kernel: one of many iterations in one launch, of all
-    kernels. distance: the largest relative difference from torch's result. build, peer_build: the
-    first call, with compilation. memory: bytes of the kernels' own memory, without parameters.
-    left: the reasons why operators are computed by torch. peer, eager: one call of the peer and of
-    uncompiled torch. error, peer_error: the reason if times are missing.
+    """The measurements of one module. Times are in seconds. call: the mean time of many consecutive
+    calls. latency: the time of a single call, until the device has finished. host: the time until a
+    call returns. kernel: the time of one of many iterations in one launch, summed over all kernels.
+    build, peer_build: the time of the first call of ark and of the peer, with compilation. peer,
+    eager: like `call`, for the peer and for uncompiled torch.
+
+    distance: the largest relative difference from torch's result. memory: bytes of the kernels' own
+    memory, without parameters. left: the reasons why some operators stay in torch. error,
+    peer_error: the reason if times of ark or of the peer are missing.
     """
 
     name: str

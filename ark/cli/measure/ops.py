@@ -1,8 +1,8 @@
-"""Measures single ops: ark's loop kernel (a persistent kernel), and torch in the same process. A
-launch of the loop kernel repeats an op many times. Each iteration ends with the iteration barrier,
-whose time is included. On a GPU torch replays a captured graph with the same number of calls; on a
-CPU torch is called in a loop. The median of several launches is reported. Inputs are random, never
-zero. Called by `ark bench ops`.
+"""Measures single ops in ark's loop kernel (a persistent kernel) and, in the same process, in
+torch. A launch of the loop kernel repeats an op many times. Each iteration ends with the iteration
+barrier, whose time is included. On a GPU torch replays a captured graph with the same number of
+calls; on a CPU torch is called in a loop. The median of several launches is reported. Inputs are
+random, never zero. Called by `ark bench ops`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ MIN_COPY_BYTES = 1 << 20  # the least bytes of an op whose time is compared with
 
 @dataclass(frozen=True)
 class OpFigures:
-    """One row of the table: seconds per call, plan and build seconds, the peer's seconds, and the
-    distance between the results.
+    """One row of the table: ark's seconds per call, the seconds of planning and of building, the
+    peer's seconds per call, and the largest difference between the two results.
 
-    flops, nbytes: the least arithmetic and memory traffic of a call. copy_seconds: the time of a
-    copy by the peer of as many bytes, for ops that only move data. error: the reason if there are
+    flops, nbytes: the least arithmetic and memory traffic of a call. copy_seconds: for ops that
+    only move data, the peer's time to copy the same number of bytes. error: the reason if there are
     no figures. others: seconds and distances of further peers, by name. peer_errors: the reason why
     a peer has no figures, by the peer's name; the first peer's name is "".
     """
@@ -97,7 +97,8 @@ def planned(case: OpCase, machine: Machine) -> tuple[Plan, str]:
 
 
 def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures:
-    """Statistics of the matrix loop of the case's kernel for an architecture. No device is needed.
+    """Compiles the case's kernel for an architecture and returns statistics of its matrix loop. No
+    device is needed.
 
     Raises InvalidUsageError if no product of the backend has the architecture, or the kernel has no
     such loop.

@@ -41,9 +41,9 @@ from ark.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class ParallelCase:
-    """One case. plan: the name of a plan, or the names of a pipeline and of another plan
-    (`1f1b+megatron`), which splits each stage over `width` ranks. sequence: tokens of a
-    micro-batch. batch: micro-batches of a step.
+    """A plan to measure. plan: the name of a plan. It can also be two names, such as
+    `1f1b+megatron`: the first is a pipeline, and the second is the plan that splits each stage over
+    `width` ranks. sequence: tokens of a micro-batch. batch: micro-batches of a step.
     """
 
     config: LlamaConfig

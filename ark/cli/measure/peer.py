@@ -1,7 +1,7 @@
-"""The peer of decoding, which is the decoder that ark is compared with: the same Llama step in
-plain torch, eager or compiled into a replayed graph. It is optimised as is usual in torch: fused
-qkv and gate/up matmuls, a static cache, scaled_dot_product_attention. Computed in fp32, it is also
-the reference of ark.cli.measure.fidelity. Needs torch; called by ark.cli.measure.decode and
+"""The Llama decoder in plain torch with which ark's decoder is compared. It runs eagerly, or
+compiled into a replayed graph. It has torch's usual optimisations: fused qkv and gate/up matmuls, a
+static cache, scaled_dot_product_attention. With fp32 as its type, it also computes the reference
+logits of ark.cli.measure.fidelity. Needs torch; called by ark.cli.measure.decode and
 ark.cli.measure.ops.
 """
 
@@ -108,8 +108,8 @@ def repeated(
 
 
 class TorchDecoder:
-    """A Llama over ark's packed weights (rotary pairs are neighbours), with its own caches for
-    `batch` texts of one length.
+    """A Llama in torch that reads ark's packed weights, in which the rows of a rotary pair are
+    neighbours. It has its own caches, for `batch` texts of equal length.
 
     weights: torch tensors by ark's parameter names. dtype: the type of the computation; None for
     the weights' own. With a wider type, each weight is converted when it is used, so that a second

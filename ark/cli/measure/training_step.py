@@ -1,6 +1,6 @@
-"""Measures training steps of torch modules: ark.training_model, which runs the forward pass, the
-gradients and the update in one kernel, beside the same step compiled by inductor with torch's fused
-optimizer. Called by `ark bench models --train`.
+"""Measures training steps of torch modules. ark.training_model runs the forward pass, the gradients
+and the update in one kernel. It is compared with the same step compiled by inductor, with torch's
+fused optimizer. Called by `ark bench models --train`.
 """
 
 from __future__ import annotations

@@ -47,19 +47,21 @@ typedef struct {
 } ark_decoder;
 
 // A loop kernel. loop: the function, if the host's cores run it. image: otherwise its machine code,
-// which is loaded when an instance is created. threads, shared_bytes: of a block. last_phase: the
-// kernel runs the phases after those of the preceding kernel, up to this one.
+// which is loaded when an instance is created. threads, shared_bytes: the threads and the shared
+// memory of a block. last_phase: the last phase that this kernel runs; its first phase is the one
+// after the last phase of the preceding kernel.
 typedef struct {
   int (*loop)(const struct ArkParams* params, int processors, void (*look)(void));
   const void* image;
   uint32_t threads, shared_bytes, last_phase;
 } ark_kernel;
 
-// A matrix whose boxes a device copies: its address in a table's encoding; its type; the sizes of
-// its dimensions, innermost first; the strides in bytes of dimensions 1 and higher; the size of a
-// box. For windows of an image (steps[0] is not 0): the channels and positions that one copy loads,
-// the positions before which windows begin and end (across, down), and the steps between windows.
-// Last, the number of bytes that are loaded into the cache at a time.
+// Describes a matrix of which a device copies boxes (rectangular parts). In the order of the
+// fields: its address in a table's encoding; its type; the sizes of its dimensions, innermost
+// first; the strides in bytes of dimensions 1 and higher; the size of a box. The next fields are
+// for convolution windows of an image (steps[0] is not 0): the channels and positions that one copy
+// loads, the bounds of the windows' positions (across, down), and the steps between windows. The
+// last field is the number of bytes that are loaded into the cache at a time.
 typedef struct {
   uint64_t address;
   const char* dtype;
