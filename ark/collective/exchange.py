@@ -1,14 +1,16 @@
-"""Computes an all-to-all as a multicommodity flow: a lower bound on its time, the paths of the data
-and the program.
+"""Computes an all-to-all as a multicommodity flow. The results are a lower bound on its time, the
+paths of the data, and the program.
 
 Every rank sends the same amount to every other rank, or as many chunks as `counts` states. The
 least time is that of the largest concurrent flow (Shahrokhi and Matula 1990), a linear program with
-one flow per source. Its dual values can be read as lengths of links. Any choice of lengths proves a
-bound on the time: the sum over all chunks of the distance that the chunk travels, divided by the
-sum over all links of capacity times length. The dual values are converted to fractions, so the
-bound is exact whatever the solver's rounding. The flow is divided into paths, and their amounts are
-rounded to whole parts of a chunk; the loss is reported. `ark.collective.synthesis` calls
-`exchange_program`, `ark.collective.bounds` calls `exchange`.
+one flow per source.
+
+The dual values of this linear program can be read as lengths of links. Any choice of lengths proves
+a bound on the time. The bound is a quotient: the distances of all chunks are added up, and the sum
+is divided by the sum over all links of capacity times length. The dual values are converted to
+fractions, so the bound is exact whatever the solver's rounding. The flow is divided into paths, and
+their amounts are rounded to whole parts of a chunk; the loss is reported.
+`ark.collective.synthesis` calls `exchange_program`, `ark.collective.bounds` calls `exchange`.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ Shares = dict[tuple[int, int], list[tuple[Path, int]]]
 
 @dataclass(frozen=True)
 class Exchange:
-    """Paths of an all-to-all. Every pair (s, t) of ranks exchanges one chunk, or the number of
-    chunks in `counts`.
+    """Paths of an all-to-all. Every rank s sends one chunk, or the number of chunks in `counts`, to
+    every other rank t.
 
     A chunk is cut into `parts` equal parts, and `shares[s, t]` lists (path as node numbers, how
-    many of the pair's parts use the path). Times are in seconds for chunks of one GB. No schedule
-    is faster than `lower_bound`; these paths take `inv_rate`.
+    many of the pair's parts use the path). Times are in seconds if a chunk has one GB: `inv_rate`
+    is the time with these paths, and no schedule is faster than `lower_bound`.
     """
 
     topology: Topology

@@ -1,8 +1,8 @@
 """The well-known collective algorithms (ring, trees, recursive doubling, ...) as programs, for
 comparison with synthesised programs. `build` makes the program of an algorithm for any number of
-ranks; `supported` lists the algorithms that apply. The programs do not depend on the network: puts
-(one-sided writes) have no route. Only the hierarchical algorithms use boxes, which are groups of
-ranks that share fast links.
+ranks; `supported` lists the algorithms that apply. The programs do not depend on the network, so
+their puts (one-sided writes) name no route. Only hierarchical algorithms use boxes, which are
+groups of ranks that share fast links.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Algorithm:
 
     writers: the function for each collective. cut: the number of equal parts into which each rank's
     shard of the data must be cut (or all data, if the collective does not shard it). dealt: True if
-    an all-reduce assigns its chunks to the ranks as a reduce-scatter does. ring_per_place: True if,
-    with boxes, `cut` is multiplied by the number of ranks in a box, because each place in a box has
-    a ring or trees of its own.
+    the all-reduce begins with a reduce-scatter, so that its chunks are divided among the ranks.
+    boxed: True if the algorithm needs boxes. ring_per_place: True if, with boxes, every local rank
+    number has a ring or trees of its own; `cut` is then multiplied by the number of ranks in a box.
     """
 
     name: str
@@ -251,13 +251,11 @@ def build(
         algorithm: a name from `ALGORITHMS`.
         collective: the collective; broadcast and reduce have a `root` (by default 0).
         ranks: the number of ranks, at least 1.
-        boxes: equal groups of ranks that share fast links. Hierarchical forms need them; with
-            them, rings and trees start from every place in a box. A single group gives an order
-            of ranks.
-        reduction: sum (the default), max, min, mean; adasum and combiner have their own forms.
-        parts: how many chunks each chunk that the algorithm needs is cut into.
-        pieces: see `ark.collective.programs.types`; more pieces pipeline long paths.
-        counts: the counts of an all-to-all with unequal parts (one_shot only).
+        boxes: groups of equal size, whose ranks share fast links. Hierarchical algorithms need
+        them. Other algorithms then build a ring or trees for every local rank number. A single
+        group only states the order of ranks in a ring. reduction: sum (the default), max, min,
+        mean; adasum and combiner have algorithms of their own. counts: the counts of an all-to-all
+        with unequal parts (one_shot only).
 
     Raises:
         InvalidUsageError: there is no such algorithm, or it does not apply. UnsupportedError: the

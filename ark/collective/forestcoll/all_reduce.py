@@ -1,10 +1,10 @@
-"""Computes the best rate of an all-reduce whose roots have unequal shares and whose two directions
-run at the same time.
+"""Computes the best rate of an all-reduce by trees. Its roots may have unequal shares of the data,
+and its two phases, summing and sending out, run at the same time.
 
 An all-reduce sums each piece of the data on some rank, the piece's root, and sends the sum out from
-there. Roots may have unequal shares of the data. The two directions may use a link at the same
-time: while later pieces are still being summed, earlier ones are sent out. The rate is the solution
-of a linear programme over the roots' weights, the links' shares for the two directions, and cuts
+there. While later pieces are still being summed, earlier ones are sent out, so both phases can use
+a link at the same time. The rate is the solution of a linear programme. Its variables are the
+roots' weights and each link's share for each phase; its constraints are cuts
 (`ark.collective.forestcoll.programme`). A reduce-scatter followed by an all-gather is the special
 case with equal weights and a fixed share of every link. `ark.collective.forestcoll.forest` calls
 `optimal_all_reduce`.
@@ -26,13 +26,14 @@ from ark.collective.topology import Topology
 
 @dataclass(frozen=True)
 class AllReduceOptimum:
-    """The rate of an all-reduce by trees: bytes of the data that is reduced, divided by the time,
-    in GB/s.
+    """The best rate of an all-reduce by trees, in GB/s: the size of the reduced data divided by the
+    time.
 
-    `rate` can be attained. The trees rooted at rank v then sum `weights[v]` GB/s of the data.
-    `gather` and `reduce` are the GB/s of each link for the trees that send out and for the trees
-    that sum, in the order of `Topology.capacities`. No trees are faster than `bound`. `uniform` is
-    true if all roots have the same weight and each direction uses half of every link.
+    `rate` can be attained, and no trees are faster than `bound`. At `rate`, the trees rooted at
+    rank v sum `weights[v]` GB/s of the data. `gather` and `reduce` list, for each link in the order
+    of `Topology.capacities`, the GB/s that the trees of each phase use: `gather` for sending out,
+    `reduce` for summing. `uniform` is true if all roots have the same weight and each phase uses
+    half of every link.
     """
 
     rate: Fraction

@@ -1,5 +1,5 @@
-"""The test that every step of ForestColl uses: each cut of the network has the capacity for the
-data that must cross it.
+"""Tests whether each cut of a network has the capacity for the data that must cross it. Every step
+of ForestColl uses this test.
 
 Ranks have demands: d_v is the number of trees still to be rooted at v. A node set S that does not
 contain every rank is violated if the capacity leaving S is below the demand inside it. With a
@@ -38,10 +38,10 @@ class Violation:
 class RootedCuts:
     """A flow network whose arcs are fixed and whose capacities and demands can be changed.
 
-    It has `count` nodes; nodes 0 .. ranks - 1 are the ranks. A team is a set of ranks with a common
-    demand, which may start at any of them. It stands for the ranks that an unfinished tree has
-    reached. The solver is OR-tools' push-relabel; its graph is built once (docs/collectives.md has
-    the measurement).
+    It has `count` nodes; nodes 0 .. ranks - 1 are the ranks. A team is a set of ranks with one
+    common demand, whose flow may start at any rank of the team. A team represents the ranks that an
+    unfinished tree has reached. The solver is OR-tools' push-relabel; its graph is built once
+    (docs/collectives.md has the measurement).
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class RootedCuts:
         first_only: bool = False,
         orbits: Sequence[Sequence[int]] | None = None,
     ) -> list[Violation]:
-        """Returns violated cuts, including one with the largest deficit. The list is empty if no
-        cut is violated.
+        """Returns violated cuts, among them the one with the largest deficit; an empty list if no
+        cut is violated. The deficit of a cut is its demand minus its capacity.
 
         `capacity` has an entry for each arc, `demand` for each rank and then for each team. With
         `first_only` the search ends at the first violation. `orbits` are sets of ranks that a

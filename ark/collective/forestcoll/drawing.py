@@ -68,14 +68,14 @@ class Pool:
 
 
 class Drawing:
-    """A tree that is being drawn from its root towards all ranks, together with its images under
-    the symmetry group.
+    """A tree that is being drawn edge by edge, from its root towards all ranks, together with its
+    images under the symmetry group.
 
-    `rest` is the remaining capacity, `open` the edges that may still be used. The next edge starts
-    at a rank as near to the root as possible. Of several such edges, the one with the most spare
-    capacity is used. An edge's spare capacity is its remaining capacity minus the number of trees
-    still to be rooted at its sender, plus the edge's entry in `taste` (see
-    ark.collective.forestcoll.packing).
+    `rest` is the remaining capacity of each edge. `open` marks the edges that may still be used.
+    The next edge starts at the rank nearest to the root that has open edges. Among the edges with
+    this property, the one with the most spare capacity is used. An edge's spare capacity is its
+    remaining capacity minus the number of trees still to be rooted at its sender, plus `taste`, a
+    random number for each edge (ark.collective.forestcoll.packing).
     """
 
     def __init__(self, residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> None:

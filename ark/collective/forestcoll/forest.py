@@ -36,9 +36,10 @@ _MOST_TREES = 1 << 14
 @dataclass(frozen=True)
 class Forest:
     """The trees of one collective. Data is first summed along the `reducing` trees towards their
-    roots, then sent from the roots along the `gathering` trees.
+    roots, and then sent from the roots along the `gathering` trees. A collective without one of
+    these phases has no trees for it.
 
-    An entry stands for `count` equal trees, each of which carries one unit of data. If `optimum` is
+    A Tree stands for `count` equal trees, each of which carries one unit of data. If `optimum` is
     an `Optimum`, it is the optimal rate of one phase, and a unit is 1/k of the data that one root
     sends or receives. If `optimum` is an `AllReduceOptimum`, the two phases of the all-reduce run
     at the same time. Each phase then uses a part of every link's bandwidth, and `optimum` is the
@@ -91,8 +92,8 @@ def forest(
     k: int | None = None,
     root: str | None = None,
 ) -> Forest:
-    """Returns trees with which the collective runs at the optimal rate. If k is given, it is the
-    best rate of k trees per root.
+    """Returns trees with which the collective runs at the optimal rate. If k is given, there are k
+    trees per root, and the rate is the best one for k trees.
 
     `root`, a rank's id, is for broadcast and reduce only. Raises TopologyError for an invalid
     topology. Raises UnsupportedError if the trees would not fit into memory, or if the network is

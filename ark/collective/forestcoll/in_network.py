@@ -1,11 +1,12 @@
 """Draws trees of an all-reduce for switches that multicast and sum (NVLS, SHARP), and computes
 their loads.
 
-Each tree is used in both phases: the data is sent out along its edges and summed along the reversed
-edges. If a switch multicasts, data of one sender crosses the links before the switch once for all
-branches. If a switch sums, data for one receiver crosses the links behind the switch once. So the
-two phases load opposite directions of the ranks' links and run at the same time.
-`ark.collective.forestcoll.forest` calls `draw_joint` if there are such switches.
+Each tree is used in both phases of the all-reduce: sums are computed along its reversed edges, and
+the results are sent out along its edges. If a switch multicasts, the data of one sender crosses the
+links to the switch once for all branches. If a switch sums, the sum for one receiver crosses the
+links from the switch once. The two phases use opposite directions of the ranks' links, so they can
+run at the same time. `ark.collective.forestcoll.forest` calls `draw_joint` if there are such
+switches.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ def loads(trees: Sequence[Tree], able: Collection[str]) -> Counter[tuple[str, st
 
 
 def draw_joint(topology: Topology) -> tuple[Fraction, Fraction, tuple[Tree, ...]] | None:
-    """Returns the rate of an all-reduce in GB/s, an upper bound on this rate, and trees that attain
-    the rate. Returns None if no such trees are found.
+    """Returns trees for an all-reduce, as (rate, bound, trees): the rate in GB/s that the trees
+    attain, an upper bound on the rate of any trees, and the trees. Returns None if no trees are
+    found.
 
     Only networks in which every link has a reverse link with the same bandwidth are supported. The
     trees of all roots are images of a few trees under the network's symmetry, so every root has the

@@ -1,13 +1,13 @@
-"""Draws the trees of one root so that the trees of all other roots are their images under a
-symmetry.
+"""Draws the trees of one root. The trees of all other roots are images of these trees under a
+symmetry of the network.
 
 In networks of equal boxes this gives the trees of least height without computing maximum flows. The
 orbit of a link is the set of its images. The load of a link over all images of the trees follows
 from how often the drawn trees use links of its orbit, so only these uses are counted. The method
-can fail if trees have to use shared links alternately; then trees are packed one by one.
+can fail if trees must take turns in using shared links. Trees are then packed one by one.
 `ark.collective.forestcoll.forest` tries this method first; for a thousand ranks it is the only one
-that is fast enough. If a switch multicasts, paths of one sender that separate at the switch count
-once on the links before it.
+that is fast enough. If a switch multicasts, and paths of one sender separate at this switch, they
+count only once on their common links to the switch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ _Way = tuple[int, ...]  # node numbers of a path from a rank, through switches, 
 def draw(
     net: Network, symmetry: Group, scale: Fraction, k: int, reversed_too: bool = False
 ) -> tuple[Tree, ...] | None:
-    """Returns k trees for each unit of demand of a root, counting copies. Only the lowest rank of
-    each orbit of ranks is a root; the trees of the other ranks are images. Returns None if no such
-    trees are found.
+    """Returns k trees for each unit of demand of a root; a tree with several copies counts as
+    often. Trees are returned only for the lowest rank of each orbit of ranks; the trees of the
+    other ranks are images of them. Returns None if no such trees are found.
 
     Together with all images, the trees load no link with more than `scale` times its bandwidth.
-    Each tree is used in as many copies as fit; if the other trees then do not fit, in one copy.
-    Without switches, paths with the most remaining capacity are used first. With `reversed_too`,
-    the reversed trees, along which an all-reduce sums, also fit on the reverse links.
+    Each tree gets as many copies as fit. If the other trees then do not fit, each tree gets one
+    copy. In networks without switches, paths with the most remaining capacity are used first. With
+    `reversed_too`, the reversed trees, along which an all-reduce sums, also fit on the reverse
+    links.
     """
     boxes = net.topology.equal_boxes() or _neighbours(net)
     grow = _grow if net.topology.switches else _grow_evenly

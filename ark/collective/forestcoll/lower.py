@@ -1,10 +1,10 @@
 """Converts a forest to a collective program, with puts along its trees and reductions where
 branches meet.
 
-A root's data are cut into as many chunks as its trees carry units; a tree that carries several
-chunks moves them with one put (one-sided write). Operations are issued level by level over all
-trees, in an order in which they can run. Called by `ark.collective.synthesis`; users reach it by
-`ark.comm.synthesize`.
+A root's data are cut into one chunk for each unit that the root's trees carry. A tree that carries
+several chunks moves them with one put (one-sided write). The program lists the operations level by
+level, each level for all trees, so that they can run in this order. Called by
+`ark.collective.synthesis`; users reach it by `ark.comm.synthesize`.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ MOST_TREES = 1 << 20
 
 @dataclass(frozen=True)
 class Optimum:
-    """The rate of a forest of `k` trees per root, each tree carrying 1/k of its root's data.
+    """The rate of a forest of `k` trees per root. Each tree carries 1/k of its root's data.
 
-    `inv_x` is the time in seconds if each root has one GB of data, so M bytes over all roots take M
-    / roots * inv_x / 1e9 seconds. `lower_bound` is 1/x*; no schedule is faster. `cut` is the node
-    set that proves it. `inv_x` and `lower_bound` are equal (`exact`) unless k was given. `scale` (U
-    in the papers) times a link's bandwidth is the number of trees on the link at this rate.
+    `inv_x` is the time in seconds if each root has one GB of data. So if all roots together have M
+    bytes, the time is M / roots * inv_x / 1e9 seconds. `lower_bound` is 1/x*; no schedule is
+    faster. `cut` is the node set that proves it. `inv_x` and `lower_bound` are equal (`exact`)
+    unless k was given. `scale` (U in the papers) times a link's bandwidth is the number of trees on
+    the link at this rate.
     """
 
     inv_x: Fraction
@@ -150,13 +151,13 @@ def _ratio(net: Network, capacity: Ints, side: Mask) -> Fraction:
 
 
 def _fixed(net: Network, best: Optimum, k: int) -> Optimum:
-    """Finds the least scale U for which links of capacity floor(U b) carry k trees per root
-    (ForestColl, 5.5). b is a link's bandwidth.
+    """Finds the best rate of k trees per root: the least scale U such that links of capacity
+    floor(U b), where b is a link's bandwidth, can carry k trees per root (ForestColl, 5.5).
 
     U is at least k / x*. If every link has an equal reverse link, or there are no switches, k / x*
-    + 1 / min b is always sufficient. In other networks `whole_units` drops units, and a multiple of
-    the exact scale is sufficient. Only the points in this range at which some floor(U b) changes
-    are tried.
+    + 1 / min b is always sufficient. In other networks `whole_units` drops units of capacity, so U
+    may have to be larger, up to a multiple of the exact scale. Within this range, only the values
+    of U at which floor(U b) of some link changes are tried.
     """
     low = k * best.inv_x
     distinct = sorted({each for each in net.bandwidth if each})
