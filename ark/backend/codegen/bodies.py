@@ -1,9 +1,9 @@
 """Collects the device functions of a loop kernel. A loop kernel is the persistent kernel that runs
 a plan: each thread block executes a list of tasks, and a task (a tile of an op) calls a device
-function, its body. This module decides which ops share a body. It also decides who writes a body:
-the vendor's dialect, or the task kind (ark.tasks), whose bodies do not depend on the vendor. Called
-by ark.backend.codegen.writer. ark.backend.codegen.dispatch writes the switch statements that call
-the bodies.
+function, its body. This module decides which ops share a body. It also decides which source a body
+comes from: the vendor's dialect, or the task kind (ark.tasks), whose bodies do not depend on the
+vendor. Called by ark.backend.codegen.writer. ark.backend.codegen.dispatch writes the switch
+statements that call the bodies.
 """
 
 from __future__ import annotations
