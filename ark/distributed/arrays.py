@@ -28,8 +28,8 @@ _NAMES = {
 
 
 class Array:
-    """The base class of arrays that are the input or result of a collective; a subclass for each
-    kind of memory implements it. given: the caller's array, or a new array of the same kind for the
+    """An array that is the input or the result of a collective. This is the base class; each kind
+    of memory has a subclass. given: the caller's array, or a new array of the same kind for the
     result.
     """
 

@@ -1,8 +1,8 @@
 """Plans and runs collectives that are called outside of a model. Each call runs a plan of one op,
-which is created and compiled once for each size and cached. The data are moved as bytes; only
-reductions depend on the element type. Every rank creates the plans of all ranks, verifies them
-together, and loads its own plan. The generated source does not depend on the size, so one compiled
-kernel serves all sizes. Called by ark.distributed.group.
+which is created once for each size and cached. The generated source does not depend on the size, so
+one compiled kernel serves all sizes. The data are moved as bytes; only reductions depend on the
+element type. Every rank creates the plans of all ranks, verifies them together, and loads its own
+plan. Called by ark.distributed.group.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A communicator has all ranks of a group, or a sender and a receiver. Before a ca
 fingerprint of its calls to shared memory that the others read (ark.distributed.board). At the first
 call of a kind and size, the ranks also synchronise over the bootstrap (sockets). If a rank sees a
 different call, or waits longer than the group's time limit, the ranks exchange statements of their
-calls. Ranks that are in the call then raise the same error; ranks that are not raise it at their
+calls. Ranks that are in a call then raise the same error, and all other ranks raise it at their
 next call. Afterwards the communicator starts anew (a new generation), so the next matching call
 works. Called by ark.distributed.group; an executor uses a communicator as the `Ranks` of its plan.
 """

@@ -42,9 +42,9 @@ MAX_LOADED_CALLS = 64  # loaded collectives of a group, and loaded messages of e
 class Group:
     """Ranks that call collectives together. A context manager; `close` frees everything.
 
-    ranks: the job, which the group does not close. budget_s: how many seconds a rank waits for
-    another rank to begin or to finish a call. Time in which other ranks plan or compile it does not
-    count.
+    ranks: the job's ranks, which the group does not close. budget_s: how many seconds a rank waits
+    for another rank to begin or to finish a call. The time in which other ranks plan or compile the
+    call does not count.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Group:
     ) -> Any:
         """Like all_to_all, with parts of unequal length.
 
-        send[s]: rows (of the first dimension) for rank s, in rank order; receive[s]: rows from rank
-        s. Raises InvalidUsageError on all ranks if a rank sends another number of rows than its
-        peer receives.
+        send[s]: the number of rows (along the first dimension) for rank s; the rows are in rank
+        order. receive[s]: the number of rows from rank s. Raises InvalidUsageError on all ranks if
+        a rank sends another number of rows than its peer receives.
         """
         x = wrap(input)
         first, *others = x.shape or (1,)

@@ -35,10 +35,11 @@ class Elsewhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rank's report.
 
-    calls: its latest calls. inside: True if the rank has not returned from the last of these.
-    elsewhere: calls of other communicators that the rank has not returned from. before: the last
-    call before the communicator last started anew. reason: why the rank cannot continue, if the
-    cause is something other than calls that other ranks have not made.
+    calls: the rank's latest calls on this communicator. inside: True if the rank has not returned
+    from the last of them. elsewhere: calls on other communicators from which the rank has not
+    returned. before: the last call before the communicator was last reset after an error. reason:
+    why the rank cannot continue, if the cause is something other than calls that other ranks have
+    not made.
     """
 
     calls: list[StatedCall]
@@ -70,9 +71,10 @@ def agreed(statements: Mapping[int, Statement]) -> int:
 
 
 def fails(statements: Mapping[int, Statement], rank: int) -> bool:
-    """True if the reports end a call of this rank: the call that it is in or, if it is in none, its
-    next call. False if the rank is in a call of another communicator, and a rank of that
-    communicator waits in a call of this one: then the other communicator's call ends instead.
+    """True if, according to the statements, a call of this rank must raise an error: the call that
+    the rank is in or, if it is in none, its next call. False if the rank is in a call on another
+    communicator, and a rank of that communicator waits in a call on this one. The call on the other
+    communicator then raises the error instead.
     """
     own = statements[rank]
     waiting = {each for each, statement in statements.items() if statement.inside}
