@@ -2,13 +2,13 @@
 
 Edmonds (1973): if every cut has the capacity for its demand, the trees exist. The papers' algorithm
 (Berczi and Frank 2010) adds one edge after another, each with a maximum flow that gives the number
-of trees that may take it. Here a whole tree is drawn at once, breadth first, so that it violates
-none of a pool of known cuts (`ark.collective.forestcoll.drawing`). A check then accepts the tree,
-or adds the cuts that it violates to the pool, and the tree is drawn again. In every accepted state
-no cut is violated, so packing never backtracks. If the network has symmetries, a tree is drawn
-together with its images, so equal roots get equal trees. Trees that cannot be packed in this way
-are packed under a smaller group, and finally without symmetry. `ark.collective.forestcoll.forest`
-calls `pack`.
+of trees that may take it. Here a whole tree is drawn at once, breadth first, and only a pool of
+known cuts is considered (`ark.collective.forestcoll.drawing`). Then maximum flows check all cuts.
+If the tree violates some, they are added to the pool, and the tree is drawn again; otherwise the
+tree is accepted. In every accepted state no cut is violated, so packing never backtracks. If the
+network has symmetries, a tree is drawn together with its images, so equivalent roots get equal
+trees. Trees that cannot be packed in this way are packed under a smaller symmetry group, and
+finally without symmetry. `ark.collective.forestcoll.forest` calls `pack`.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
 
 
 def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
-    """Returns spanning trees with their images (see _grow), demand[v] of them rooted at rank v. The
-    next tree is rooted at the rank with the most missing trees, so that no root gets only the tall
-    trees that are packed last.
+    """Returns spanning trees with their images under the network's symmetries; demand[v] of them
+    are rooted at rank v. The next tree is always rooted at the rank with the most missing trees.
+    Otherwise some root would get only trees that are packed late, which are tall.
 
     taste: a random number for each edge, added to its spare capacity when edges are chosen, so that
     repeated calls find different trees.
@@ -147,8 +147,8 @@ def _without(residual: Ints, pending: Ints, tree: Branching, group: Group) -> tu
 
 
 def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> Branching | None:
-    """Returns a spanning tree rooted at `root`, with the number of its copies, or None if there is
-    no such tree.
+    """Draws one spanning tree rooted at `root`, and returns it with the number of its copies, or
+    None if there is no such tree.
 
     The tree's images are its copies under the symmetries of the network (`pool.group`). After the
     tree and its images are subtracted from `residual`, every cut still has the capacity for the

@@ -1,14 +1,16 @@
-"""A linear programme over cuts, which gives the best rate of trees if weights of roots and shares
-of links are free.
+"""Computes the best rate of trees by a linear programme over cuts, if the weights of the roots and
+the shares of the links are free.
 
-Let root v send w_v GB/s and let link e give x_e GB/s to the gathering trees. By Edmonds (1973)
-trees exist if and only if x(out of S) >= w(S) for every node set S that does not contain every
-rank. Reducing trees exist if and only if the same holds for the capacity into S. A switch cannot
-multicast, so its outflow equals its inflow. A cut is added when a solution violates it. The solver
-works in floating point. Its solution is converted to fractions that prove two bounds: a feasible
-point, checked by maximum flows in integers, is a lower bound, and a combination of cuts (weak
-duality) is an upper bound. If the two differ, the caller reports the gap. Used by
-`ark.collective.forestcoll.optimum` and `all_reduce`.
+Let root v send w_v GB/s, and let gathering trees (which send data out from the roots) use x_e GB/s
+of link e. By Edmonds (1973) such trees exist if and only if x(out of S) >= w(S) for every node set
+S that does not contain every rank. For reducing trees, which sum data towards the roots, the
+condition is the same with the capacity into S. A switch cannot multicast, so its outflow equals its
+inflow. The constraint of a cut is added when a solution violates it.
+
+The solver works in floating point. Its solution is converted to fractions, which prove two bounds
+on the rate. The lower bound is a feasible point, checked by maximum flows in integers. The upper
+bound is a combination of cuts (weak duality). If the bounds differ, the caller reports the gap.
+Used by `ark.collective.forestcoll.optimum` and `all_reduce`.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ Floats = NDArray[np.float64]
 class Point:
     """A solution of the linear programme: a rate in GB/s that trees attain, and an upper bound on
     the rate of any trees. `weights` are the GB/s that each rank sends or sums as a root. `shares`
-    are the GB/s of each link for the gathering trees and, if a link serves both directions, for the
-    reducing trees.
+    are the GB/s of each link that the gathering trees use. If links are shared by both phases, the
+    GB/s for the reducing trees follow.
     """
 
     rate: Fraction
@@ -66,10 +68,10 @@ class Programme:
 
     If `demand` is given, the roots' weights are a rate times `demand`, and the rate is maximised.
     Otherwise the weights are free, and their sum is maximised. With `two_way` every link is shared
-    by gathering and reducing trees. With `in_network` a switch that multicasts may send the data of
-    gathering trees more often than it receives them, one that sums may receive data of reducing
-    trees more often than it sends them, and one that does both may be a root. The rate is then only
-    a bound; trees that attain it are drawn elsewhere.
+    by gathering and reducing trees. `in_network` permits what switches can compute. In gathering
+    trees, a switch that multicasts may send more than it receives. In reducing trees, a switch that
+    sums may receive more than it sends. A switch that does both may be a root. The rate is then
+    only an upper bound, and other modules draw trees that attain it.
     """
 
     def __init__(

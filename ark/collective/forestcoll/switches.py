@@ -4,9 +4,10 @@ Packing needs a network that has only ranks, because a switch that cannot multic
 branching node of a tree. To remove switch w, capacity on the links (u, w) and (w, t) is exchanged
 for capacity on a direct link (u, t), as long as every cut keeps the capacity for its demand. In
 Eulerian networks a complete exchange is always possible (ForestColl, section 5.3; Jackson 1988).
-Exchanges are not made one at a time: an even distribution of all capacity is proposed and checked
-at once. If it violates a cut, pairs that this cut excludes are not used any more, and the rest is
-proposed again. `ark.collective.forestcoll.forest` calls `remove_switches`.
+Exchanges are not made one at a time. Instead, an even distribution of all capacity over pairs (u,
+t) is proposed and checked at once. If it violates a cut, the pairs that this cut excludes are not
+used any more, and the remaining capacity is distributed again. `ark.collective.forestcoll.forest`
+calls `remove_switches`.
 """
 
 from __future__ import annotations
@@ -110,9 +111,9 @@ def _exchange(matrix: Ints, switch: int, exchanges: Ints) -> Ints:
 def _propose(matrix: Ints, switch: int, dead: Mask, parts: Ints) -> Ints:
     """Returns exchanges, rows (u, t, units), that distribute the switch's capacity evenly.
 
-    Pairs that only this switch connects come first, then other pairs; units are dropped last. Nodes
-    are taken from the network's parts alternately, so that pairing each node with the next one
-    connects different parts.
+    Pairs that only this switch connects get capacity first, then other pairs; units that no pair
+    can use are dropped last. The nodes are ordered so that neighbours in the order are from
+    different parts of the network. So pairing each node with the next one connects different parts.
     """
     into, out = matrix[:, switch].copy(), matrix[switch, :].copy()
     ports = np.nonzero(into + out)[0]

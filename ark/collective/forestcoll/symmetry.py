@@ -1,11 +1,13 @@
 """Finds permutations of ranks, or of all nodes, that leave a network unchanged.
 
-Ranks of boxes, rails, grids and cubes are numbered so that shifts of a digit of the rank number are
-symmetries. Groups of such shifts are proposed, the largest first, and each is tested on the
+In networks of boxes, rails, grids and cubes, a rank number can be written with several digits, for
+example (box, place). Incrementing one digit of all rank numbers cyclically (a shift) is then a
+symmetry. Groups of such shifts are proposed, the largest first, and each group is tested on the
 capacity of every link. In these groups only the identity maps a rank to itself, so all orbits of
-ranks (sets of images) have as many ranks as the group has elements. The packing uses a group of
-permutations of ranks to draw isomorphic trees (`groups_of`). `ark.collective.forestcoll.isomorphic`
-maps the trees of one root to all roots with a group on nodes.
+ranks (sets of images) have as many ranks as the group has elements. `groups_of` returns groups of
+permutations of ranks, with which packing draws isomorphic trees.
+`ark.collective.forestcoll.isomorphic` needs permutations of all nodes, to map the trees of one root
+to the other roots.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ Shape = tuple[int, ...]
 
 
 def candidates(ranks: int) -> list[tuple[Shape, tuple[int, ...]]]:
-    """Returns ways to write rank numbers with several digits, for example 8 ranks as (box, place)
-    with shape (2, 4). With each comes the choice of digits whose shifts form a group. An axis of -1
-    stands for a shift of all ranks by one.
+    """Returns candidates for symmetry groups, as (shape, axes). The shape is a way to write rank
+    numbers with several digits, for example 8 ranks as (box, place) with shape (2, 4). The axes are
+    the digits whose shifts generate the group; axis -1 stands for a shift of all ranks by one.
     """
     shapes = [shape for shape in _factorings(ranks, _MOST_DIGITS) if shape]
     if ranks & (ranks - 1) == 0:

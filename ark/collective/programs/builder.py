@@ -1,8 +1,8 @@
-"""Builds programs from operations. A writer of an algorithm adds the operations of all ranks in an
-order in which they would be correct if they ran one by one. The builder derives from this order the
-dependencies between them (read after write, write after read, write after write, on any rank). So
-an algorithm is a plain loop over puts and reduces. Used by the classics, ForestColl, TACCL, and
-reductions other than sums.
+"""Builds collective programs. An algorithm adds the operations of all ranks to the builder, in an
+order that would be correct if they ran one by one. From this order the builder derives the
+dependencies between the operations (read after write, write after read, write after write, on any
+rank). So the code of an algorithm is a plain loop over puts (one-sided writes) and reduces. Used by
+the classics, ForestColl, TACCL, and reductions other than sums.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class ProgramBuilder:
         """Adds an operation: `rank` reduces `srcs`, from left to right, into `dst` with the
         program's reduction.
 
-        final: True if the result has every rank's contribution. The division of a mean is then done
-        here.
+        final: True if the result contains every rank's contribution. If the reduction is a mean,
+        this operation then also divides by the number of ranks.
         """
         op = "sum" if self.reduction == "mean" else self.reduction
         divide = self.ranks if final and self.reduction == "mean" else 1

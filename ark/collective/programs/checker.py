@@ -1,11 +1,12 @@
 """Checks whether a program computes its collective. The check does not rely on how the program was
 made.
 
-`check` runs the program symbolically: every slot holds the set of its contributions or, for
-reductions that depend on the order, their tree. It raises PlanError for a program with an index out
-of range, a deadlock, two conflicting accesses that no dependency orders, a read of an empty slot, a
-contribution that is reduced twice, or a wrong result. Called by tests of programs, by the
-executor's users, by the command line on files, and by the planner before it lowers a program.
+`check` runs the program symbolically. Instead of data, every slot (memory of one chunk) holds the
+set of ranks' contributions that were summed into it or, for reductions that depend on the order,
+the tree of the summation. It raises PlanError for a program with an index out of range, a deadlock,
+two conflicting accesses that no dependency orders, a read of an empty slot, a contribution that is
+reduced twice, or a wrong result. Called by tests of programs, by the executor's users, by the
+command line on files, and by the planner before it lowers a program.
 """
 
 from __future__ import annotations

@@ -35,10 +35,10 @@ def execute(
 
     Args: program: a program that `check` accepts. inputs: one 1-D array per rank, all of one length
     and dtype; broadcast reads only the root's. For an all-to-all with counts, lengths are
-    proportional to the ranks' counts. The length must be a multiple of the ranks for reduce_scatter
-    and all_to_all; otherwise any length works, even below the number of chunks. seed: None runs
-    ready operations in order of readiness; a number selects among the ready ones at random,
-    reproducibly.
+    proportional to the ranks' counts. For reduce_scatter and all_to_all the length must be a
+    multiple of the number of ranks. For other collectives any length works, even one below the
+    number of chunks. seed: with None, operations run in the order in which they become ready; with
+    a number, the next operation is selected at random, reproducibly, among the ready ones.
 
     Returns: 1-D arrays; None on ranks whose `out` the collective does not define (reduce, except on
     the root).

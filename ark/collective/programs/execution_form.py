@@ -2,9 +2,10 @@
 block of every GPU.
 
 Field names are those of MSCCL++. `ark.collective.programs.execution_write` and `execution_read` use
-the schema. A block refers to channels and remote buffers by index in its own lists, and these lists
-refer by index to the lists of its GPU. The n-th channel from GPU a to b and the n-th from b to a
-are the two ends of one connection.
+the schema. References have two levels: an operation refers to channels and remote buffers by their
+index in the lists of its thread block, and an entry of these lists is an index into the lists of
+the GPU. The n-th channel from GPU a to b and the n-th from b to a are the two ends of one
+connection.
 """
 
 from __future__ import annotations

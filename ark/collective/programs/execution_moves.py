@@ -3,8 +3,8 @@ program.
 
 A packet consists of data and a flag, and a reader of the packet waits for the flag. So an operation
 that reads packets depends on the operations that wrote the packets. A switch channel loads from,
-and stores to, all GPUs of its group; here this becomes one put for each GPU. Called by
-ark.collective.programs.execution_read.
+and stores to, all GPUs of its group at once; it is converted to one put (one-sided write) for each
+GPU. Called by ark.collective.programs.execution_read.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 simulator and in NumPy.
 
 An execution plan has a list of operations for each thread block of each GPU. The reader simulates
-the thread blocks one operation at a time. A wait, semaphore or barrier is passed when the operation
-that it waits for has been simulated; if no thread block can continue, the plan deadlocks. An
-operation of the program depends on another one only if a wait, semaphore, barrier or the order in
-a thread block requires it, never because it was simulated later. So if an execution plan lacks a
-wait, the program has a race, and the checker, which every program must pass before it is returned,
-refuses it. `execution_moves` converts the operations that move data.
+the thread blocks one operation at a time. A thread block passes a wait, semaphore or barrier when
+the operation that it waits for has been simulated. If no thread block can continue, the plan
+deadlocks.
+
+The order of the simulation gives no dependencies. An operation of the program depends on another
+one only if a wait, a semaphore, a barrier or the order in a thread block requires it. So if an
+execution plan lacks a wait, the program has a race. Every program is checked before it is returned,
+and the checker rejects races. `execution_moves` converts the operations that move data.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ def from_execution_plan(
     operations, or a sum. root: the root of a broadcast or reduce, which the format does not
     contain.
 
-    Raises ModelError with the location on anything that is not such a plan or deadlocks,
-    UnsupportedError for unsupported operations, and PlanError (ark.collective.programs.check) on a
-    plan that races or does not compute its collective.
+    Raises ModelError with the location if the text is not an execution plan or the plan deadlocks,
+    UnsupportedError for unsupported operations, and PlanError (ark.collective.programs.check) if
+    the plan has a race or does not compute its collective.
     """
     if len(text) > _MOST_BYTES:
         raise ModelError(f"the execution plan is longer than {_MOST_BYTES} characters")

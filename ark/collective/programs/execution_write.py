@@ -3,9 +3,9 @@
 Operations of a rank that depend on each other are in one thread block, in the program's order.
 Other operations are distributed to blocks by the peer of their puts. A dependency on another rank
 becomes a signal in the block whose operation must end first, and a wait in the block whose
-operation depends on it, over a channel between the two blocks. Each block begins with signals that
-its memory may be written. It ends with waits for all operations of peers for which no operation has
-waited, so that a plan can be launched repeatedly. If a chain of operations is too long for a block,
+operation depends on it, over a channel between the two blocks. Each block first signals to peers
+that its memory may be written. At its end it waits for the peers' operations for which it has not
+waited yet. So a plan can be launched repeatedly. If a chain of operations is too long for a block,
 it continues in another block, after a semaphore.
 """
 

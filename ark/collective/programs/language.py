@@ -157,9 +157,10 @@ def program(
 ) -> Callable[[Callable[[Program], object]], CollectiveProgram]:
     """A decorator that turns a function into a checked program.
 
-    chunks: the number of chunks of the data, by default one per rank. scratch: slots of scratch
-    memory per rank. root: the root of a broadcast or reduce. pieces: the program runs in this many
-    independent copies, each on one piece of every chunk. name: the program's name, by default the
+    chunks: the number of chunks of the data, by default one per rank. scratch: the number of
+    scratch slots per rank (a slot holds one chunk). root: the root of a broadcast or reduce.
+    pieces: every chunk is cut into this many pieces, and the program runs once for each piece,
+    independently, so that long paths are pipelined. name: the program's name, by default the
     function's. Raises PlanError with the first fault of the program.
 
     Examples:

@@ -1,9 +1,10 @@
 """Writes programs as MSCCL XML, for the runtimes that read this format.
 
-A one-sided put becomes a send (`s`) and a receive (`r`) in separate thread blocks for every ordered
-pair of ranks; a reduce becomes copies and `re` steps in one local thread block. If a put reuses a
-slot, it must wait for the last reader of the slot on the receiving rank. This wait is attached to
-the receive, because the reader and the receive are on the same rank.
+A put (one-sided write) becomes a send (`s`) and a receive (`r`). Every ordered pair of ranks has a
+thread block for its sends and one for its receives. A reduce becomes copies and `re` steps in one
+local thread block. If a put reuses a slot, it must wait until the slot's last reader, on the
+receiving rank, has read it. This wait is attached to the receive, because the receive is on the
+reader's rank.
 
 The runtimes differ in names and limits (`TARGETS`). Steps beyond the limit of a thread block
 continue in another block on the next channel, and a put of too many chunks becomes several puts. If
@@ -133,9 +134,9 @@ def to_xml(program: CollectiveProgram, target: str = "rccl") -> str:
     """Returns MSCCL XML for a runtime of `TARGETS` ("rccl" also serves msccl-executor-nccl).
 
     All reductions must be elementwise; the call in the runtime determines the reduction. Raises
-    InvalidUsageError for an unknown target. Raises UnsupportedError for a program that the format
-    cannot express (DOT or BLEND, `pieces` above 1, a wait for an unrelated operation of another
-    rank) or that exceeds the target's limits.
+    InvalidUsageError for an unknown target. Raises UnsupportedError if the program exceeds the
+    target's limits, or if the format cannot express it: DOT or BLEND, `pieces` above 1, or a
+    dependency on another rank's operation that is not a put to this rank.
     """
     p = program
     if target not in TARGETS:

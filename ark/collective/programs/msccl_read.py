@@ -57,8 +57,8 @@ def from_xml(text: str, reduction: str = "sum") -> CollectiveProgram:
     """Reads MSCCL XML. reduction: the reduction of a program that reduces, which the format does
     not contain.
 
-    Raises ModelError with the location on anything that is not such a program or deadlocks, and
-    PlanError (ark.collective.programs.check) on one that does not compute its collective.
+    Raises ModelError with the location if the text is not MSCCL XML or the program deadlocks, and
+    PlanError (ark.collective.programs.check) if the program does not compute its collective.
     """
     if len(text) > _MOST_BYTES or re.search(r"<!(DOCTYPE|ENTITY)", text, re.IGNORECASE):
         raise ModelError(

@@ -25,7 +25,8 @@ from ark.collective.programs.types import (
 
 
 def routed(program: CollectiveProgram) -> CollectiveProgram:
-    """Returns the program with a put for every hop between ranks; intermediate slots are added.
+    """Returns the program with each put replaced by one put per hop between ranks. Slots for the
+    data on intermediate ranks are added.
 
     A node is recognised as a rank if the route of some put begins or ends there. Raises PlanError
     if routes give two names to one rank, or one name to two ranks.

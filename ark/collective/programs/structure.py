@@ -1,6 +1,7 @@
-"""The first check of a collective program: the names, ranges, peers and lengths in its description
-must be consistent, for example every slot must exist. `ark.collective.programs.checker` runs this
-check first, so that its symbolic execution accesses only valid slots.
+"""Checks that the description of a collective program is consistent: its names, ranges, peers and
+lengths. For example, every slot that an operation names must exist.
+`ark.collective.programs.checker` runs this check first, so that its symbolic execution accesses
+only valid slots.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Converts a program to values. A value is the result of one write to one slot, so no slot is
-reused. In a program, a slot may be overwritten, and a rank must not overwrite data that a peer may
-still read, which needs extra synchronisation. With values nothing is overwritten, so the only
-remaining dependencies are those that carry data. A copy creates no value: its readers read the
-source. Values on which the result does not depend are omitted. Used by the plan's lowering.
+"""Converts a program to values, which need less synchronisation than slots. In a program a slot can
+be overwritten, and the writer must wait until no peer reads the old data. A value is the result of
+one write to one slot and is never overwritten, so only dependencies that carry data remain. A copy
+creates no value: readers of the copy read the source. Values on which the result does not depend
+are omitted. Used by the plan's lowering.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Value:
     """The result of one write to one slot, or the initial content of a slot of `in`.
 
     number: the value's number, equal on all ranks. rank: the rank that holds the value. writer: the
-    rank that wrote it, which is another rank for a put. part: the number of the part of a share to
-    which it belongs; only values with the same part are combined. slot: for an input, its slot of
-    `in`. sources: the numbers of the values that are combined, in order. reduce, divide: the
-    reduction that combines them, and the divisor of its result.
+    rank that wrote it; for a put, this is another rank. part: the index of the value's part within
+    the share of a rank; only values with the same part are combined. slot: if the value is an
+    input, its slot in the buffer `in`. sources: the numbers of the values that are combined, in
+    order. reduce, divide: the reduction that combines them, and the divisor of its result.
     """
 
     number: int

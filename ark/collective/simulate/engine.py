@@ -6,8 +6,8 @@ time, as a fluid. Its rate is its max-min fair share of the links (and of node p
 limited). Its data is visible at the peer one route latency after its last byte has left. Puts from
 one sender to one receiver over one route run one after the other. Puts of pieces with lower numbers
 are sent first; puts of one piece are sent in the order in which they became ready. All other puts
-flow concurrently. Puts that a switch can merge (`in_network`) wait for each other and flow as one.
-Local operations take no time unless the cost model gives them one.
+flow concurrently. Puts that a switch can merge (`in_network`) wait for each other and then flow as
+one. Local operations take no time, unless the cost model has a rate for them.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def tune_pieces(
     size_bytes: int,
     most_operations: int = 32000,
 ) -> tuple[CollectiveProgram, SimulationResult]:
-    """Returns the best of the programs with 1, 2, 4, ... 256 pieces, and its simulation.
+    """Finds the number of pieces, among 1, 2, 4, ... 256, for which the program is fastest. Returns
+    the program with this number of pieces, and its simulation.
 
-    Cutting stops if it saves less than 0.5%, or if the program would exceed `most_operations`.
-    Programs that reduce whole tensors are not cut.
+    The search stops when twice as many pieces save less than 0.5%, or when the program would exceed
+    `most_operations`. Programs that reduce whole tensors are not cut.
     """
     best = (program, simulate(program, topology, size_bytes))
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:

@@ -49,10 +49,10 @@ class Synthesis:
     """A program and its time in TACCL's own alpha-beta model.
 
     `time_us` is the time of the ordered schedule. `routing_us` is the time of the routes before the
-    sends on a link are ordered. It is a fraction of at most `gap` (0 to 1) above the least possible
-    time; `optimal` is true if the gap is 0. The least possible time refers to this sketch and to
-    the `paths` that the model considered. `ark.collective.bounds.least_us` computes a bound for the
-    network itself.
+    sends on a link are ordered. `gap` (0 to 1) bounds how far, as a fraction, `routing_us` is above
+    the least possible time; `optimal` is true if the gap is 0. The least possible time refers to
+    this sketch and to the `paths` that the model considered. `ark.collective.bounds.least_us`
+    computes a bound for the network itself.
     """
 
     program: CollectiveProgram

@@ -203,9 +203,10 @@ class Choices:
             self.table[number, self.moved[p]] = self.table[leader]
 
     def loads(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
-        """The total times of links, which are lower bounds of the time of any routing. One entry
-        for each logical link and for each physical link: the variables of chunks that may cross it,
-        how often each variable counts, and the ticks of one chunk. Equal entries are returned once.
+        """Describes the total time of the sends on each link, which is a lower bound on the time of
+        a routing. There is an entry for each logical and each physical link: the variables of the
+        chunks that may cross the link, how often each variable counts, and the ticks that one chunk
+        takes. Equal entries are returned once.
         """
         crossing: dict[tuple[str, str], list[int]] = {}
         for i, edge in enumerate(self.edges):

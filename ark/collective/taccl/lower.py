@@ -24,9 +24,10 @@ def lower(
     reduction: str | None,
     pieces: int,
 ) -> CollectiveProgram:
-    """Writes the program. gathering: the routes and order of sends of the gathering phase, or None.
-    reducing: those of the reducing phase, or None; they are for the reversed topology, because a
-    reduction is an all-gather that runs backwards.
+    """Writes the program. gathering: the routes and the order of sends of the phase that sends data
+    out, or None if there is no such phase. reducing: the routes and the order of sends of the phase
+    that reduces, or None. They are given for the reversed topology, because a reduction is an
+    all-gather that runs backwards.
     """
     parts = graph.sketch.input_chunkup
     b = ProgramBuilder(

@@ -48,8 +48,8 @@ def order(
 ) -> Schedule:
     """Orders the routed chunks. Sends between boxes are merged if the schedule then ends sooner.
 
-    deadline: a time of time.monotonic(). Then an unfinished schedule with merged sends is dropped,
-    and no further one is tried.
+    deadline: the time, by time.monotonic(), at which the search for merged sends ends. A schedule
+    that is unfinished at this time is dropped.
     """
     scheduler = _Scheduler(graph, routing, chunk_bytes)
     singles = [(c, e) for c, links in enumerate(routing.links) for e in links]

@@ -24,8 +24,8 @@ _MOST_PAIRS = 60_000_000  # a table of so many pairs of chunk and link takes 240
 
 @dataclass(frozen=True)
 class Routing:
-    """The result of stage 1: for each chunk, the logical links that it crosses. A link comes after
-    the links that lead to it.
+    """The result of stage 1: for each chunk, the logical links that it crosses, in an order in
+    which a link comes after the links that lead to it.
 
     `time_us` is the time of this routing in the model, in which sends on a link are not ordered.
     `bound_us` is the solver's lower bound on the time of any routing. `gap` is 1 - bound/time;

@@ -40,13 +40,13 @@ _MESH_OF_8 = tuple((a, b, 1) for a, b in itertools.combinations(range(8), 2))
 
 @dataclass(frozen=True)
 class Box:
-    """One machine: `gpus` ranks, connected by a switch or by direct links, and `nics` network
-    ports.
+    """One machine, with `gpus` ranks and `nics` network ports (NICs). A switch or direct links
+    connect its ranks.
 
-    `link` is the bandwidth of a rank's port on the box's switch. If `wiring` lists direct links, as
-    (a, b, number of links), it is the bandwidth of one of these links. If there are fewer NICs than
-    ranks, neighbouring ranks share a NIC, to which a separate switch connects them. All bandwidths
-    are in GB/s each way.
+    If a switch connects the ranks, `link` is the bandwidth of a rank's port on the switch.
+    Otherwise `wiring` lists the direct links as (a, b, number of links), and `link` is the
+    bandwidth of one of them. If there are fewer NICs than ranks, neighbouring ranks share a NIC
+    through a separate switch. All bandwidths are in GB/s each way.
     """
 
     kind: str
@@ -156,8 +156,9 @@ def topology_of_boxes(
     Fabrics: "flat", one switch "net" that every NIC reaches; "rail", a switch "rail<i>" that
     connects NIC i of all boxes; "leafspine", a switch "leaf<b>" per box whose uplink to "spine" has
     the sum of the bandwidths of the box's NICs divided by `oversubscription`. inside, between: what
-    the switches inside boxes, and those of the fabric, can do: "plain", "multicast", or "reducing",
-    which means that they multicast and sum (NVLS inside, SHARP between).
+    the switches inside boxes (inside) and the switches of the fabric (between) can do: "plain",
+    "multicast", or "reducing", which means multicast and sum (as NVLS does inside boxes and SHARP
+    in fabrics).
     """
     if not boxes:
         raise InvalidUsageError("a topology of boxes needs at least one box.")

@@ -30,7 +30,8 @@ class CostModel:
     Attributes: put_overhead_us: the microseconds for which every put occupies its channel before
     its first byte. local_gbps: GB/s at which a rank copies and reduces, counting bytes read and
     written; None if this takes no time. protocols: every put uses the one that is fastest on its
-    links. ports: for each node id, the most GB/s that may enter it, and that may leave it.
+    links. ports: for each node id, the most GB/s that may enter the node and the most that may
+    leave it.
     """
 
     put_overhead_us: float = 0.0

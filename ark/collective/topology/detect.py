@@ -23,7 +23,8 @@ GROUP = "ark.backends"
 
 @dataclass(frozen=True)
 class MachineLinks:
-    """The links that a backend reads from a machine, with bandwidths in GB/s each way.
+    """The links between a machine's devices, as a backend reads them. Bandwidths are in GB/s each
+    way.
 
     `direct` lists (device, device, bandwidth) once for each pair of devices that are wired to each
     other. `switched` lists (device, bandwidth) for each device on the switch of the box. `host`

@@ -33,10 +33,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Pair:
-    """A measurement between the ranks with numbers `one` and `other`, with puts in both directions
-    at the same time. lines: the time of a put by its size, for each protocol. put_overhead_us: the
-    time that one more put takes. local_gbps: the rate at which a sum reads and writes bytes of
-    local memory; None if the sum was too short to measure.
+    """The measurements between the ranks with numbers `one` and `other`, which put data to each
+    other at the same time. lines: for each protocol, the time of a put as a linear function of its
+    size. put_overhead_us: the time that one more put takes. local_gbps: the rate at which a sum
+    reads and writes bytes of local memory; None if the sum was too short to measure.
     """
 
     one: int
@@ -72,8 +72,10 @@ def measured(
     were limited by other links. It gets the least latency per hop of all pairs whose routes use it.
     Figures are rounded to two digits. Links whose figures differ only by noise get equal figures,
     so that symmetric networks have symmetric trees. Links that no route uses are unchanged. The
-    cost of a protocol is the additional time that it takes compared with the fastest protocol, as
-    the median over pairs. routes: node ids, by pairs of rank numbers.
+    cost of a protocol is its additional time compared with the fastest protocol, as the median over
+    pairs.
+
+    routes: for each pair of rank numbers, the node ids of its route.
     """
     gbps: dict[tuple[str, str], float] = {}
     latency: dict[tuple[str, str], float] = {}

@@ -82,13 +82,13 @@ def torus(
 def fat_tree(
     shape: Sequence[int], bandwidth: Fraction | int = 1, latency_us: float = LATENCY_US / 2
 ) -> Topology:
-    """Returns three tiers of switches over pods x leaves x ranks per leaf; all numbers are at least
-    1.
+    """Returns a fat tree with three tiers of switches. `shape` is (pods, leaves per pod, ranks per
+    leaf), each at least 1. A leaf is a switch of the lowest tier.
 
     `bandwidth` is the bandwidth of a rank. A pod has two switches "agg<pod>.<i>", to which each of
     its leaves is connected. Switches "core<i>.<j>" connect agg<pod>.<i> of all pods. The links from
-    a leaf upwards have half of the bandwidth of the leaf's ranks, and the links out of a pod have
-    half of that.
+    a leaf upwards have together half of the bandwidth of the leaf's ranks. The links out of a pod
+    have together half of the bandwidth that its leaves have upwards.
     """
     name = "fattree" + "x".join(map(str, shape))
     if len(shape) != 3:
