@@ -108,9 +108,10 @@ class ProxiedDevice(Protocol):
 
 @dataclass(frozen=True)
 class Queue:
-    """A copy engine's queue that a kernel may write; addresses are valid on the device. ring: the
-    address of the requests; the vendor's device code defines the size of one. write_pointer,
-    doorbell: addresses of 64-bit words. handle: the vendor's handle for freeing the queue.
+    """A queue of a copy engine that kernels may write. All addresses are valid on the device. ring:
+    the address of the ring of requests; the vendor's device code defines the size of a request.
+    write_pointer, doorbell: addresses of 64-bit words. handle: the vendor's handle for freeing the
+    queue.
     """
 
     ring: int

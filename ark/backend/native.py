@@ -85,9 +85,9 @@ def compiled(
     """Compiles C++ to a library (with -shared in `options`) or an object (with -c); returns the
     result's bytes and the compiler's output.
 
-    files: sources by name; the first is compiled, and it may include the others. options: the
-    compiler's options and libraries. subject: the name of the source in errors. objects: more
-    objects to link. Raises SystemError on failure.
+    files: sources by file name; the first source is compiled, and it may include the others.
+    options: the compiler's options and libraries. subject: the name of the source in errors.
+    objects: more objects to link. Raises SystemError on failure.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="ark-") as folder:

@@ -38,10 +38,10 @@ def body_scratch(sig: Signature, machine: Machine, dialect: Dialect) -> int:
 
 
 def flows(signatures: Sequence[Signature], machine: Machine, dialect: Dialect) -> bool:
-    """True if the warps of a kernel with these signatures run consecutive tasks without a block
-    barrier between them (ark.runtime.flows). The loop must then keep more state, which causes
-    register spills in functions of ops that cannot run in this way. Therefore more than half of the
-    ops must support it.
+    """Decides whether the warps of a kernel run consecutive tasks without a block barrier between
+    them (ark.runtime.flows). This needs ops that support it. The loop then also keeps more state,
+    which causes register spills in the functions of all other ops. Therefore the result is True
+    only if more than half of the ops support it.
     """
     if machine.variant.name != "block" or not machine.cooperative:
         return False

@@ -95,9 +95,9 @@ class Body:
         return ()
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        """The source of `void NAME_poll(ArkCtx&, const ArkTask&)`, which the communicating warp of
-        the kernel variant `roles` calls to wait for the task's input. None if the body has no part
-        for this warp.
+        """The source of `void NAME_poll(ArkCtx&, const ArkTask&)`, which waits for the task's
+        input. The communicating warp of the kernel variant `roles` calls it. None if the body has
+        no such function.
         """
         return None
 

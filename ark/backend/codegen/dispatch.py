@@ -11,10 +11,11 @@ from ark.backend.codegen.layout import RECORD_OPERANDS
 
 
 def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
-    """The source of ark_dispatch, the switch over the functions of computing warps. If the kernel
-    has a leading warp, ark_dispatch_poll follows, its switch over the functions that poll. seldom:
-    the opcodes that a second function, ark_dispatch_seldom, calls, so that their use of registers
-    does not cause spills in the others.
+    """The source of ark_dispatch, the switch by which computing warps call the function of a task.
+    If the kernel has a leading warp (a warp that polls for the inputs of tasks), its switch
+    ark_dispatch_poll follows. seldom: the opcodes of functions that are called by a separate
+    function, ark_dispatch_seldom, so that their use of registers does not cause spills in
+    ark_dispatch.
     """
     # Some device functions wait for their tasks' counters themselves. If the kernel has such
     # functions, the loop does not wait before the switch, and the switch's cases of all other
@@ -71,10 +72,11 @@ def dispatch_run(bodies: Bodies) -> str:
 
 
 def dispatch_load(bodies: Bodies) -> str:
-    """The source of four functions: ark_loads is true for opcodes with a separate function for
-    loads, ark_spares_stages for opcodes that do not write to the stages of loading warps, ark_maps
-    returns 16 times the place of an opcode's first box map in the record of a task, plus the number
-    of box maps, and ark_dispatch_load is the switch over the functions for loads.
+    """The source of four functions for loading warps. ark_loads is true for opcodes with a separate
+    function for loads. ark_spares_stages is true for opcodes that do not write to the stages
+    (shared-memory buffers) of loading warps. ark_maps returns where a task's record has box maps:
+    16 times the place of the first one, plus their number. ark_dispatch_load is the switch over the
+    functions for loads.
     """
     names, kinds = bodies.names, sorted(bodies.halves)
     lines = "".join(f"    case {i}u: {names[i]}_load(c, t, load); return;\n" for i in kinds)

@@ -25,14 +25,15 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # The record of one task.
     # wait_begin, wait_end: the range of its waits in counter_ops; its signals follow to signal_end.
     # fetch_begin, fetch_end: the range of its fetches among those of the processor.
-    # flow: for consecutive tasks that warps execute without block barriers (ark.runtime.flows).
-    # The low byte is the number of these tasks from this one on.
-    # The next byte is the number of those that have this task's device function.
+    # flow: describes a sequence of tasks between which warps need no block barrier
+    # (ark.runtime.flows). Its low byte is the number of tasks of the sequence from this one on.
+    # The next byte is how many of these, from this one on, call the same device function.
     # The high half has a bit for each operand that the previous task has computed.
     # growth: 1 + the index of the ArkGrowth of the task's growing fetch, or 0 without such a fetch.
-    # In kernels that load boxes, growth is 1 if the boxes may be loaded before the task begins.
-    # It is 2 there if only the boxes of the right operand may be loaded early, plus 4 if the others
-    # may be loaded once the preceding task has performed its waits (ark.runtime.tables).
+    # In kernels that load boxes (TMA), growth has another meaning (ark.runtime.tables).
+    # It is 1 if all of the task's boxes may be loaded before the task begins.
+    # It is 2 if only the boxes of the right operand may be loaded early, and 6 if the other boxes
+    # may be loaded too, once the preceding task has performed its waits.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
@@ -50,8 +51,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # A wait for a counter, or a signal. value: the threshold of a wait within an iteration, or the
     # increment of a signal. step: the counter's increments per iteration. flags: bit 0 is set if
     # peers take part, bit 2 if the counter is on another host. Bit 3 is set for a signal by a store
-    # instead of an atomic addition; step and counter are then the two halves of the address of the
-    # word in which the rank counts its signals.
+    # instead of an atomic addition. The rank then counts its signals in a word of its own; counter
+    # and step are the high and the low half of the address of this word.
     "ArkCounterOp": (
         ("address", "u64", 1),
         ("value", "u32", 1),
@@ -60,13 +61,13 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("flags", "u32", 1),
     ),
     # A fetch of the operand stream, which copies operands to shared memory ahead of tasks.
-    # form: 0 for one stage of contiguous bytes.
-    # form is 1 + the index of an ArkGrowth if the number of stages is known only at run time.
-    # It is a value of fetch_form for pieces of rows; `bytes` are then those of one piece.
-    # It is a value of box_form for a box copy; address is then that of a box map.
+    # form: states what the fetch copies. 0: contiguous bytes that fill one stage.
+    # 1 + the index of an ArkGrowth: rows whose number is known only at run time.
+    # A value of fetch_form: pieces (contiguous parts) of several rows; `bytes` is the size of one.
+    # A value of box_form: a box of an operand; `address` is then that of its box map.
     "ArkFetch": (("address", "u64", 1), ("bytes", "u32", 1), ("form", "u32", 1)),
-    # A fetch of rows that iterations append, so that their number grows (ark.plan.types.Growth).
-    # address, beside: the addresses of the first rows of both operands (keys and values).
+    # A fetch of rows whose number grows, because iterations append rows (ark.plan.types.Growth).
+    # address, beside: the addresses of the first rows of the two operands (keys and values).
     # length: the address of the number of rows. row: bytes of a row. rows: the most rows.
     # step: the number of rows in a stage.
     # table: the address of the page numbers, if rows are in pages.
@@ -137,11 +138,11 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("pad", "u32", 15),
         ("words", "u32", 4 * FIFO_SLOTS),
     ),
-    # A copy engine's queue that the device writes itself. head: the number of queue slots that
-    # tasks have reserved so far. told: the number of requests of which the engine was informed so
-    # far. done: the number of requests that the engine has completed; the engine writes it. slots:
-    # the number of requests that the ring holds, a power of two. ring, write_pointer, doorbell:
-    # addresses of the queue's memory and registers.
+    # A queue of requests to a copy engine, which kernels write without the host. head: the number
+    # of queue slots that tasks have reserved so far. told: the number of requests of which the
+    # engine was notified so far. done: the number of requests that the engine has completed; the
+    # engine writes it. slots: the number of requests that the ring holds, a power of two. ring,
+    # write_pointer, doorbell: addresses of the queue's memory and registers.
     "ArkQueue": (
         ("head", "u32", 1),
         ("told", "u32", 1),
@@ -159,8 +160,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("begin", "u64", 1),
         ("end", "u64", 1),
     ),
-    # The kernel's parameters. Every address is valid on the device. first, end: the first iteration
-    # and the end of the iterations of a launch that continues where the previous launch ended. For
+    # The kernel's parameters. Every address is valid on the device. first, end: the range of
+    # iterations (`end` exclusive) of a launch that continues where the previous launch ended. For
     # any other launch, end is 0, and ArkControl.limit ends the launch. barrier_step: the number of
     # signals that open the iteration barrier. peers: 1 if some of these signals come from peers.
     # queue: the address of an ArkQueue; 0 if copies are requested from the proxy. multicast: the

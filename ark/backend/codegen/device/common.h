@@ -9,9 +9,9 @@ ARK_DEVICE void ark_put(float* p, ark_i64 i, float v) { p[i] = v; }
 ARK_DEVICE void ark_put(ark_f16* p, ark_i64 i, float v) { p[i] = ark_half(v); }
 ARK_DEVICE void ark_put(ark_bf16* p, ark_i64 i, float v) { p[i] = ark_bfloat(v); }
 
-// A number that differs between ranks, although they share one compiled kernel (TaskKind.own), so
-// it cannot be a constant of the body. The last coordinates of each task's record have these
-// numbers. I: the number's place, counted from the end.
+// Returns a rank's own value of a parameter that differs between ranks (TaskKind.own). Ranks share
+// one compiled kernel, so such a value cannot be a constant of the body; it is stored among the
+// last coordinates of each task's record. I: the place of the value, counted from the end.
 template <int I>
 ARK_DEVICE int ark_own(const ArkTask& t) {
   return t.coord[sizeof(t.coord) / sizeof(t.coord[0]) - 1u - I];
@@ -22,9 +22,8 @@ ARK_DEVICE int ark_own(const ArkTask& t) {
 #if !defined(ARK_HAS_RECIPROCAL)
 ARK_DEVICE float ark_reciprocal(float v) { return 1.0f / v; }
 #endif
-// 1 / v, like ark_reciprocal, for callers to which subnormal numbers do not matter. A backend
-// defines ARK_HAS_RECIPROCAL_FLUSHED if this is faster there when subnormal arguments and results
-// count as 0.
+// 1 / v, like ark_reciprocal, but subnormal arguments and results may be replaced by 0. A backend
+// on which this is faster defines ARK_HAS_RECIPROCAL_FLUSHED and its own version.
 #if !defined(ARK_HAS_RECIPROCAL_FLUSHED)
 ARK_DEVICE float ark_reciprocal_flushed(float v) { return ark_reciprocal(v); }
 #endif

@@ -18,8 +18,8 @@ ARK_DEVICE bool ark_told(ark_u32 iteration) {
 
 // Lowers the number of iterations of this launch. All processors see the new limit once they have
 // passed the barrier of a later iteration. ark.backend.codegen.writer searches the source for this
-// function's name: if no task calls it, the limit cannot fall, and it is loaded early, while a
-// processor waits for the barrier.
+// function's name. If no task calls it, the limit cannot fall, so each processor loads the limit
+// early, while it waits for the barrier.
 ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {
   ark_post_host(&ark_control(ARK_PARAMS(c))->limit, iterations);
 }
@@ -87,9 +87,9 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   const bool more = !over && (persistent || iteration < limit);
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
-    // A kernel that ran before this one may have lowered the limit below this one's first
-    // iteration; then the number of completed iterations is that limit. A limit of 0 was set by
-    // ark_leave to end the loop and says nothing about completed iterations.
+    // An earlier kernel of the same launch may have lowered the limit below the first iteration of
+    // this kernel. Then the number of completed iterations is that limit. A limit of 0 is set by
+    // ark_leave to end the loop, so it is not the number of completed iterations.
     const bool before = !persistent && !over && limit != 0u && limit < iteration;
     persistent ? ark_store_host(done, iteration) : ark_post_host(done, before ? limit : iteration);
   }
@@ -178,9 +178,9 @@ ARK_DEVICE const ArkRange& ark_range(const ArkParams* p, ark_u32 processor, ark_
   const ark_u32 first = ark_phase(phases, iteration) * p->processors;
   return ARK_POINTER(const ArkRange, p->ranges)[first + processor];
 }
-// The number of the first stage of the next iteration, given that of this one (stage_base). A fetch
-// of a growing operand (KV cache) counts as one stage in `range`. grown: the number of further
-// stages that these fetches have taken.
+// Returns the number of the first stage of the next iteration. stage_base: the number of the first
+// stage of this iteration. In `range`, a fetch of a growing operand (KV cache) counts as one stage.
+// grown: the number of further stages that such fetches have taken.
 ARK_DEVICE ark_u32 ark_next_stage(ark_u32 stage_base, const ArkRange& range, ark_u32 grown = 0u) {
   stage_base += range.fetch_end - range.fetch_begin + grown;
   return stage_base >= ARK_STAGE_PERIOD ? stage_base - ARK_STAGE_PERIOD : stage_base;

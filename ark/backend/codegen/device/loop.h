@@ -22,10 +22,10 @@ ARK_DEVICE void ark_trace(const ArkCtx& c, const ArkTask& task, ark_u32& traced,
   record->end = ark_time_ns();
 }
 
-// A vote: true in every computing thread if `v` is true in all of them. Unlike ark_all, it need not
-// wait until earlier stores have arrived in memory, so a backend may have a faster implementation.
-// ark_agree_next and ark_all_next are for votes that follow each other without a barrier; their
-// argument `turn` must alternate between odd and even numbers.
+// A vote of all computing threads: returns true in every thread if `v` is true in all of them.
+// Unlike ark_all, it need not wait until earlier stores have arrived in memory, so a backend can
+// implement it faster. ark_agree_next and ark_all_next are for votes that follow each other without
+// a barrier; their argument `turn` must alternate between odd and even numbers.
 #if !defined(ARK_HAS_AGREE)
 ARK_DEVICE bool ark_agree(bool v) { return ark_all(v); }
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32) { return ark_all(v); }
@@ -180,9 +180,10 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (traces) ark_sync();
     }
     stage_base = ark_next_stage(stage_base, range);
-    // Without this barrier the loop body would end with code for the leader only. A compiler could
-    // then merge that code with the leader's code in the next round, on the other side of a
-    // barrier, in which the leader's own warp would wait for the leader.
+    // Prevents a deadlock. Without this barrier the loop body would end with code for the leader
+    // only. A compiler could merge this code with the leader's code at the start of the next round.
+    // The other threads of the leader's warp would then wait for the leader in a barrier that the
+    // leader reaches only with them.
     ark_sync();
   }
 }

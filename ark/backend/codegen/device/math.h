@@ -29,9 +29,9 @@ ARK_DEVICE ark_i64 ark_times(ark_i64 a, ark_i64 b) {
   return static_cast<ark_i64>(static_cast<ark_u64>(a) * static_cast<ark_u64>(b));
 }
 
-// Returns v, the result of a minimum, a maximum or a selection. A backend overloads this function
-// if its compiler wrongly merges several of these operations on integers; the overload keeps them
-// separate.
+// Returns v unchanged; v is the result of a minimum, a maximum or a selection. Some compilers
+// wrongly merge several of these operations on integers. A backend with such a compiler overloads
+// this function to keep the operations separate.
 template <typename T>
 ARK_DEVICE T ark_chosen(T v) {
   return v;
@@ -193,10 +193,10 @@ ARK_DEVICE float ark_gelu(float v) {
   const float power = ark_power_of_two(v * (-2.30220820f - 0.102943240f * (v * v)));
   return v * ark_reciprocal_flushed(1.0f + power);
 }
-// GELU by its definition. Errors: 4e-7 absolute; for negative v relative to the result 2e-5 down to
-// -4 and 4e-5 down to -6. It is max(v, 0) - |v| Q, where Q is the normal distribution's tail beyond
-// |v|; ln Q is a polynomial of least weighted error on [0, 6]. No branches, no cancellation for v <
-// 0.
+// GELU by its definition with erf, without branches. It is computed as max(v, 0) - |v| Q, so that
+// there is no cancellation for v < 0. Q is the normal distribution's tail beyond |v|; ln Q is a
+// polynomial of least weighted error on [0, 6]. The absolute error is at most 4e-7. For negative v,
+// the error relative to the result is at most 2e-5 down to v = -4, and 4e-5 down to v = -6.
 ARK_DEVICE float ark_gelu_erf(float v) {
   const float size = v < 0.0f ? -v : v, a = size < 16.0f ? size : 16.0f;
   float p = -3.18799977e-7f;
@@ -268,9 +268,8 @@ ARK_DEVICE float ark_log2(float v) {
   return v > 0.0f && v < ark_inf() ? result : ark_log(v);
 }
 
-// The inverse tangent: the argument is reduced to |v| <= tan(pi/8) by the addition theorem, then a
-// polynomial of least maximum relative error follows. (The polynomials of the functions below are
-// of this kind too.)
+// The inverse tangent. The addition theorem reduces the argument to |v| <= tan(pi/8). There a
+// polynomial of least maximum relative error is evaluated, as in the functions below.
 ARK_DEVICE float ark_atan(float v) {
   const float a = v < 0.0f ? -v : v;
   const bool large = a > 2.41421356f, middle = !large && a > 0.414213562f;
@@ -467,9 +466,9 @@ ARK_DEVICE ark_i64 ark_philox(ark_i64 at, ark_i64 key, ark_i64 stream) {
   return at & 2 ? high : low;
 }
 
-// Index arithmetic in a dimension of n indices: ark_floor_div divides and rounds down; ark_edge
-// gives the nearest valid index; the next ones reflect an index without repeating the edge, and
-// wrap it around.
+// Index arithmetic in a dimension of n indices. ark_floor_div divides and rounds down. ark_edge
+// returns the nearest valid index. ark_wrap continues the indices periodically. ark_reflect mirrors
+// them at both ends, without repeating the end.
 ARK_DEVICE int ark_floor_div(int a, int b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 ARK_DEVICE int ark_edge(int at, int n) { return at < 0 ? 0 : at < n ? at : n - 1; }
 ARK_DEVICE int ark_wrap(int at, int n) {

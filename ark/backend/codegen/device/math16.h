@@ -48,9 +48,9 @@ struct ArkRareLater {
   bool found;
 };
 
-// An angle reduced for sine and cosine: `rest` is the angle less the nearest multiple of a quarter
-// turn; the lowest bits of `quarters` are the number of quarter turns. Adding 1.5 x 2^23 rounds to
-// an integer.
+// An angle that is reduced for sine and cosine. `rest` is the angle minus the nearest multiple of a
+// quarter turn (pi/2). The lowest bits of `quarters` are the number of quarter turns. It is rounded
+// to an integer by adding 1.5 x 2^23.
 struct ArkAngle16 {
   float rest;
   ark_u32 quarters;

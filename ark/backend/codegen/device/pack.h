@@ -18,10 +18,10 @@ template <int N, typename T>
 ARK_DEVICE ArkPack<T, N> ark_load_pack(const T* p) {
   return *reinterpret_cast<const ArkPack<T, N>*>(p);
 }
-// A pack that may begin at any element, while it is being loaded. A backend that does not access
-// packs well at any address loads the aligned blocks of up to 16 bytes that the pack overlaps. Each
-// block has at least one byte of the pack. ark_load_loose starts the loads; ark_shifted waits for
-// them and returns the pack.
+// A pack that is being loaded from any address, aligned or not. ark_load_loose starts the loads;
+// ark_shifted waits for them and returns the pack. Backends on which unaligned accesses are slow
+// load the aligned blocks of up to 16 bytes that the pack overlaps; each block has at least one
+// byte of the pack.
 #if defined(ARK_LOOSE_PACKS)
 template <typename T, int N>
 struct ArkLoosePack {
@@ -83,9 +83,9 @@ ARK_DEVICE ArkPack<T, N> ark_shifted(const ArkLoosePack<T, N>& from) {
   return both.pack;
 }
 #endif
-// A pack that is being loaded, kept as the 32-bit words that the load returns. A compiler that sees
-// 16-bit elements would unpack them as soon as possible; this would wait for the load at that place
-// and use twice as many registers.
+// A pack that is being loaded, kept as the 32-bit words that the load returns. If a compiler saw
+// 16-bit elements, it would unpack them right after the load. The warp would then wait for the load
+// too early, and the elements would need twice as many registers.
 template <typename T, int N>
 struct ArkWords {
   ArkPack<ark_u32, static_cast<int>(sizeof(T)) * N / 4> words;

@@ -1,10 +1,10 @@
 // Slots in shared memory that hold the next tasks of a processor's list, with their waits and
 // signals.
 
-// A task's record and counter operations are copied to shared memory while earlier tasks run, so
-// that no task begins with a load from device memory. Of the four slots, one holds the running task
-// and the next two hold its successors. The fourth holds its predecessor, which threads may still
-// read because they signal for it.
+// The number of slots. A slot is shared memory for one task's record and counter operations, which
+// are copied while earlier tasks run, so that no task begins with a load from device memory. One
+// slot holds the running task, and two hold its successors. The fourth holds its predecessor, whose
+// signals some threads may still be sending.
 constexpr ark_u32 ARK_SLOTS = 4u;
 
 struct ArkLoop {
@@ -32,9 +32,8 @@ struct ArkTeam {
 ARK_DEVICE ArkTeam ark_block_team() {
   return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
 }
-// All computing threads, numbered from the second warp on. Two copies at the same time, one by this
-// team and one by a team that is numbered from the first warp on, are then issued by different
-// warps.
+// All computing threads, numbered so that the second warp comes first. If one copy is made by this
+// team and another by a team whose first warp comes first, different warps issue the two copies.
 ARK_DEVICE ArkTeam ark_turned_team() {
   constexpr ark_u32 THREADS = static_cast<ark_u32>(ARK_THREADS);
   return ArkTeam{(static_cast<ark_u32>(ark_tid()) + ARK_LANES) % THREADS, THREADS};
@@ -107,10 +106,11 @@ static_assert(ARK_FLOWS * sizeof(ArkTask) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES,
 ARK_DEVICE ArkTask* ark_flow_records(const ArkCtx& c) {
   return reinterpret_cast<ArkTask*>(ARK_SCRATCH(c));
 }
-// Called by all threads before a run of `count` tasks between which warps do not synchronise. Task
-// i, whose record is in its slot, is the first. Copies the run's records to scratch memory, and to
-// the slots the records of the last task of the run and of the two tasks after it, with their
-// counter operations. No thread reads records of earlier tasks afterwards.
+// Called by all threads before a run, which is a sequence of `count` tasks between which warps do
+// not synchronise. Task i is the first of the run; its record is already in its slot. Copies the
+// records of the whole run to scratch memory. Copies the records and counter operations of the
+// run's last task, and of the two tasks after it, to their slots. Afterwards no thread reads
+// records of earlier tasks.
 ARK_DEVICE void ark_flow_begins(ArkTeam team, ArkLoop& loop, const ArkParams* p, ark_u32 i,
                                 ark_u32 count, ark_u32 end) {
   const ArkTask* tasks = ARK_POINTER(const ArkTask, p->tasks) + i;

@@ -1,12 +1,12 @@
-// Copies by the device's copy engines. If the device can write a copy engine's queue itself, and
-// the host could create one, the request is written to this queue; otherwise the host's proxy
-// copies.
+// Copies by the device's copy engines. If kernels can write a copy engine's queue, and the host has
+// created such a queue, the request is written to it. Otherwise the request goes to the proxy, a
+// host thread that starts the copy.
 
 #if defined(ARK_HAS_COPY_QUEUE)
-// A backend defines the form of a request to a copy engine (ARK_REQUEST_BYTES in the queue's ring,
-// for at most ARK_REQUEST_MOST bytes; the engine writes a word when it has copied them), and how
-// the engine learns of a new request. All backends order the processors that use a queue in the
-// same way: each takes a ticket, and the engine is informed in the order of the tickets.
+// A backend defines how a request to a copy engine is encoded and how the engine is notified of it.
+// A request takes ARK_REQUEST_BYTES in the queue's ring and copies at most ARK_REQUEST_MOST bytes;
+// then the engine writes a word. If several processors use a queue, each takes a ticket, and the
+// engine is notified in the order of the tickets. This part is the same for all backends.
 
 // Called by one thread: writes a request and informs the engine. Sets `behind` to the number that
 // the engine writes when the copy is complete. Returns false if the queue has no room within the

@@ -6,9 +6,9 @@
 #if !defined(ARK_POINTER)
 #define ARK_POINTER(type, address) reinterpret_cast<type*>(address)
 #endif
-// A copy of a structure in device memory, for functions that read the same structure from shared
-// memory in another branch. A backend with separate instructions for the two memories defines its
-// own.
+// Copies a structure from device memory. It is used in functions that, in another branch, read the
+// same structure from shared memory. A backend with separate instructions for the two memories
+// defines its own version.
 #if !defined(ARK_DEVICE_COPY)
 #define ARK_DEVICE_COPY(type, address) (*ARK_POINTER(const type, address))
 #endif
@@ -20,10 +20,10 @@ constexpr ark_u32 ARK_STAGE_UNIT =
     2u * ARK_WARPS * (ARK_RING_BYTES > 0 ? ARK_RING_BYTES / ARK_STAGE_BYTES : 1);
 constexpr ark_u32 ARK_STAGE_PERIOD = (1u << 30) / ARK_STAGE_UNIT * ARK_STAGE_UNIT;
 
-// Values in ArkCtx::warps[warp], the word of each warp. The word has the index of the running task
-// in the task table, and a bit that is set if a wait inside the body has given up. Only the warp
-// itself accesses its word. Other warps learn of a failure from the abort word and from the vote at
-// the task's end.
+// Values in ArkCtx::warps, which has a word for each warp. The word is the index of the warp's
+// running task in the task table. Its highest bit is set if a wait inside the body has given up.
+// Only the warp itself accesses its word. Other warps learn of a failure from the abort word and
+// from the vote at the task's end.
 constexpr ark_u32 ARK_NO_TASK = 0x7fffffffu;
 constexpr ark_u32 ARK_GAVE_UP = 0x80000000u;
 
@@ -56,9 +56,9 @@ struct ArkCtx {
 #define ARK_GIVEN(ctx) (ctx)
 #define ARK_GIVEN_PARAMS(p) (p)
 #endif
-// True if, on this backend, a function call waits for all loads in flight, and a function that
-// calls others needs a stack. Then functions that are called rarely (cold) call no others, and a
-// wait polls once inline before it calls a function.
+// True if function calls are expensive on this backend: a call waits for all loads in flight, and a
+// function that calls others needs a stack. Then functions for rare cases (ARK_COLD) call no
+// further functions, and a wait polls once inline before it calls a function.
 #if !defined(ARK_CALLS_WAIT)
 #define ARK_CALLS_WAIT false
 #endif
@@ -158,9 +158,9 @@ ARK_DEVICE ark_u64 ark_spin_check_here(const ArkParams* p, ArkSpin s, ark_u64 bu
 ARK_COLD ark_u64 ark_spin_check(const ArkParams* p, ArkSpin s, ark_u64 budget_ns) {
   return ark_spin_check_here(ARK_GIVEN_PARAMS(p), s, budget_ns);
 }
-// Called after a failed poll: counts it, and from time to time checks the abort word and the time
-// limit. HERE: true inside of functions that are called rarely (cold), which must not call further
-// functions.
+// Called after a failed poll: counts the poll, and from time to time checks the abort word and the
+// time limit. HERE: true inside of functions for rare cases (ARK_COLD), which must not call further
+// functions; the checks are then inlined.
 template <bool HERE = false>
 ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns) {
   ark_pause(s.spins);
@@ -169,9 +169,9 @@ ARK_DEVICE ArkVerdict ark_spin(const ArkParams* p, ArkSpin& s, ark_u64 budget_ns
   return s.start > 1u ? ARK_KEEP : s.start == 1u ? ARK_TIMEOUT : ARK_ABORTED;
 }
 
-// ark_poll loads a counter once. ark_polled is called after the poll that has returned the awaited
-// value. On backends where an acquire invalidates caches, polls are plain loads, and ark_polled
-// acquires.
+// ark_poll loads a counter once. ark_polled is called once, after the poll that has returned the
+// awaited value. On some backends an acquire invalidates caches; there, polls are plain loads, and
+// only ark_polled acquires.
 #if !defined(ARK_HAS_POLL)
 ARK_DEVICE ark_u32 ark_poll(const ark_u32* word, bool system) {
   return ark_load_acquire(word, system);
