@@ -41,8 +41,8 @@ Floats = NDArray[np.float64]
 class Point:
     """A solution of the linear programme: a rate in GB/s that trees attain, and an upper bound on
     the rate of any trees. `weights` are the GB/s that each rank sends or sums as a root. `shares`
-    are the GB/s of each link that the gathering trees use. If links are shared by both phases, the
-    GB/s for the reducing trees follow.
+    has a tuple with the GB/s of each link for the gathering trees and, with `two_way`, a second
+    tuple for the reducing trees.
     """
 
     rate: Fraction
