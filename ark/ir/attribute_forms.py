@@ -61,9 +61,10 @@ class PartialAttributes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ElementwiseAttributes(PartialAttributes, frozen=True):
-    """Attributes of elementwise ops. expr: the expression of the inputs' elements at the same
-    index. Without it, the function is the op's name, applied to the inputs and, if given, to the
-    number `scalar`. shape: the result's shape, if it is not the broadcast shape of the inputs.
+    """Attributes of elementwise ops. expr: the expression that computes an element of the result
+    from the inputs' elements at the same index. Without `expr`, the op's name is the function; its
+    arguments are the inputs and, if given, the number `scalar`. shape: the result's shape, if it is
+    not the broadcast shape of the inputs.
     """
 
     expr: list[Any] | None = None

@@ -34,9 +34,9 @@ class MessageAttributes(Attributes, frozen=True):
 
 
 class ChannelAttributes(Attributes, frozen=True):
-    """The attributes of ops on a channel between two ranks. engine: the way in which bytes are
-    transferred (stores by threads, copy engine, ...). op: the function that combines the sent
-    values with the values at the target.
+    """The attributes of ops on a channel between two ranks. engine: how bytes are transferred
+    (stores by threads, copy engine, ...). op: how the values that arrive are combined with the
+    values at the target.
     """
 
     peer: int
@@ -144,13 +144,13 @@ class ProjectionAttributes(Attributes, frozen=True):
 
 
 class AttentionAttributes(Attributes, frozen=True):
-    """The attributes of attention. placed: True if an input is the position, the number of
-    preceding tokens. sinks: True if an input has one sink score per head. by_rows: True if keys and
-    values have one row per position, with all heads side by side. paged: True if keys and values
-    are in pages. mask: the meaning of the last input: true for visible keys, true for hidden keys,
-    or numbers that are added to the scores; "" if there is no mask. fill: the score of a hidden
-    key. strict: a row that sees no key gives NaN, as softmax does, instead of zeros. The other
-    attributes are described at ark.attention.
+    """The attributes of attention. placed: True if one of the inputs is the position, which is the
+    number of preceding tokens. sinks: True if one of the inputs has a sink score for each head.
+    by_rows: True if keys and values have one row per position, with all heads side by side. paged:
+    True if keys and values are in pages. mask: how the last input is used as a mask: it is true for
+    visible keys, it is true for hidden keys, or its numbers are added to the scores; "" if there is
+    no mask. fill: the score of a hidden key. strict: a row that sees no key gives NaN, as softmax
+    does, instead of zeros. The other attributes are described at ark.attention.
     """
 
     heads: int
@@ -169,9 +169,9 @@ class AttentionAttributes(Attributes, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """True if mask, scores and layout are those of an ordinary decoder. Such attention over a
-        long cache is divided into splits (parts of the positions) that processors compute
-        separately.
+        """True if all attributes except the number and size of the heads and the scale have their
+        defaults, as in an ordinary decoder. Such attention over a long cache is divided into splits
+        (parts of the positions) that processors compute separately.
         """
         usual = AttentionAttributes(heads=self.heads, head_dim=self.head_dim, scale=self.scale)
         return self == usual
@@ -185,14 +185,16 @@ class AttentionAttributes(Attributes, frozen=True):
 
 
 class MatmulAttributes(Attributes, frozen=True):
-    """The attributes of matrix products. finish: the epilogue, an expression whose value is stored,
-    in terms of the sum and of the inputs after both operands. gated: True if each pair of
-    neighbouring columns is a gate and the value that it scales. rope_kv: not None if neighbouring
-    columns are rotated as pairs (rotary embedding). rotary: the width of heads whose halves are
-    rotated, by the cosines and sines that are the last two inputs; 0 for none. windows: if one
-    operand is the matrix of all windows of an image, describes these windows
-    (ark.tasks.matmul_params.WindowParams). cut: (rows, columns) of a tile and the number of parts
-    of k, which are added up later.
+    """The attributes of matrix products. finish: the epilogue, an expression of the sum and of the
+    inputs after the two operands; its value is stored. gated: True if each pair of neighbouring
+    columns is a gate and the value that the gate scales. rope_kv: the attributes of a rotary
+    embedding that rotates neighbouring columns as pairs; None without it. rotary: the width of a
+    head, if a rotary embedding rotates each element of a head's first half with the corresponding
+    element of its second half; 0 without it. The cosines and sines are the last two inputs.
+    windows: the convolution windows of an image (ark.tasks.matmul_params.WindowParams), if one
+    operand is the matrix of these windows; otherwise None. cut: (rows, columns, parts): the size of
+    a tile, and the number of parts into which the inner dimension k is divided; another op adds up
+    the results of the parts.
     """
 
     transpose_a: bool
@@ -272,9 +274,9 @@ class TransposeAttributes(Attributes, frozen=True):
 
 
 class AddPartsAttributes(Attributes, frozen=True):
-    """The attributes of sums over parts of k: a product whose inner dimension k was divided has
-    computed one partial result per part. expr: the stored value in terms of the partial results, in
-    order, and of the other inputs. tile: the tile size of the product.
+    """The attributes of an op that adds up the partial results of a product whose inner dimension k
+    was divided into parts. expr: the expression of the stored value; its variables are the partial
+    results, in order, and then the other inputs. tile: the tile size of the product.
     """
 
     expr: list[Any]
@@ -283,12 +285,14 @@ class AddPartsAttributes(Attributes, frozen=True):
 
 class LinearAttributes(Attributes, frozen=True):
     """The attributes of linear layers of few rows. prologue: the operation on the input. epilogue:
-    the operation on the sums. With the epilogue "sample", each of `tiles` tiles finds one candidate
-    for the next token, among part number `share` of the `shares` parts of the logits; the counters
-    named `counter` count the candidates that peers have sent. ranks: the number of ranks whose
-    partial results are added to give the input; the partial result of rank 0 is input number
-    `first`. bias: True if an input has one number for each row of the weight, which is added to the
-    sums before the epilogue.
+    the operation on the sums. bias: True if one of the inputs is a bias, which is added to the sums
+    before the epilogue. ranks: the number of ranks whose partial results are added up to give the
+    layer's input; the partial result of rank 0 is input number `first`.
+
+    The other attributes are for the epilogue "sample", which finds candidates for the next token.
+    The logits are divided into `shares` parts; this node computes part number `share`. Each of its
+    `tiles` tiles finds one candidate. The counters named `counter` count the candidates that peers
+    have sent.
     """
 
     prologue: Literal["none", "rmsnorm"]
@@ -343,12 +347,12 @@ class TopKAttributes(Attributes, frozen=True):
 
 
 class ExpertLinearAttributes(Attributes, frozen=True):
-    """The attributes of linear layers of experts, in which each row uses some of the experts.
-    first: the number of the first expert in the weight. of: the total number of experts; 0 if the
-    weight contains all of them. The other attributes describe an epilogue (ark.tasks.experts).
-    weights, tables, scores: the numbers of inputs of these kinds. expr: the stored expression.
-    total: True if the results of a row's experts are added up. residual: True if a residual is
-    added to this sum.
+    """The attributes of linear layers of a mixture of experts, in which each row uses some of the
+    experts. first: the number of the first expert in this rank's weight. of: the total number of
+    experts; 0 if the weight contains all of them. The other attributes describe an epilogue
+    (ark.tasks.experts). weights, tables, scores: how many inputs there are of each of these kinds.
+    expr: the expression whose value is stored. total: True if the results of a row's experts are
+    added up. residual: True if a residual is added to this sum.
     """
 
     first: int = 0
@@ -376,10 +380,10 @@ class SampleAttributes(Attributes, frozen=True):
 
 
 class ChooseAttributes(SampleAttributes, frozen=True, kw_only=True):
-    """The attributes of the choice of the next token among candidates. tiles: the number of tiles
-    of the logits, each of which has found one candidate. counter: the name of the counters that
-    count the candidates that have arrived from peers, with `signals` signals per peer; "" if each
-    rank has all logits.
+    """The attributes of the op that chooses the next token among candidates. tiles: the number of
+    tiles of the logits; each tile has found one candidate. counter: the name of the counters of
+    candidates that have arrived from peers; "" if each rank has all logits. signals: how often each
+    peer signals such a counter.
     """
 
     tiles: int

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataType:
-    """An element type. bits: size of an element. storage: the type with which the device ABI stores
-    it. rounding: the function of the device ABI that rounds a float to it; "" if it is float itself
-    or not floating point. torch_name: the name of torch's type; "" if torch has none. largest: for
-    a type that holds the codes of quantised matrices, the code to which the largest value of a
-    group is scaled; otherwise 0.0.
+    """An element type. bits: size of an element. storage: the C type of the device ABI in which
+    elements are stored. rounding: the function of the device ABI that rounds a float to this type;
+    "" for fp32 and for integers. torch_name: the name of torch's type; "" if torch has none.
+    largest: for types of codes of quantised matrices, the code to which the largest value of a
+    group is scaled; for other types 0.0.
 
     Examples:
         >>> ark.bf16.bits, ark.int4.nbytes(3)
@@ -150,14 +150,14 @@ class DataType:
 class RowType(DataType):
     """The type of a matrix whose rows are codes with scales: value = scale * (code - zero).
 
-    codes: the element type of the codes. columns: of a row. group: the number of neighbouring
-    columns that share a scale. scales: the type of scales and zeros. zeros: True if the type has
-    zeros. values: the floating-point type to which values are rounded when the matrix is
-    dequantised.
+    codes: the element type of the codes. columns: the number of columns of the matrix. group: the
+    number of neighbouring columns that share a scale and a zero. scales: the type of scales and
+    zeros. zeros: True if rows contain zeros; otherwise zero is 0 in the formula. values: the
+    floating-point type to which values are rounded when the matrix is dequantised.
 
     In memory a row is its codes, then a scale for each group, then (if there are zeros) a zero for
-    each group, then padding to a multiple of 16 bytes. Eight 4-bit codes fill 32 bits: the even
-    ones are in the low half. In NumPy a row is its bytes.
+    each group, then padding to a multiple of 16 bytes. Eight 4-bit codes fill 32 bits: the codes of
+    even columns are in the low half. In NumPy, a row is an array of its bytes.
     """
 
     codes: DataType

@@ -16,13 +16,13 @@ Epilogue = Literal["store", "add", "swiglu", "rope_kv", "sample"]
 class EpilogueForm:
     """The properties of an epilogue.
 
-    extra: the numbers of additional operands that the epilogue may have. early: the additional
-    operands that are loaded while weights are still being copied. op: the op that computes the
-    same, and that the pass fuse_linear turns into the epilogue of a product; "" if there is no such
-    op. paired: True if the sums of two neighbouring rows of the weights are combined, so that both
-    rows must be in one stage of the ring in shared memory. gated: True if the first row of such a
-    pair gives a gate; the output then has one column for both rows. spread: True if the output can
-    also be stored to peers.
+    extra: the permitted counts of additional operands. early: the indices of those additional
+    operands that are loaded while weights are still being copied. op: the separate op that the pass
+    fuse_linear replaces by this epilogue; "" if there is no such op. paired: True if the sums of
+    two neighbouring rows of the weights are combined, so that both rows must be in one stage of the
+    ring in shared memory. gated: True if the first row of such a pair gives a gate that scales the
+    sum of the second row; the output then has one column for both rows. spread: True if the output
+    can also be stored to peers.
     """
 
     extra: tuple[int, ...] = (0,)

@@ -1,8 +1,8 @@
 """Writes a graph as JSON in the layout of ARK's model files: nodes with producers, consumers,
 tensors and arguments. The text is for people and tools that read ARK's files; ark itself does not
-read it. An all-reduce is written as ARK writes it: as one node AllReducePacketFused, or as a ring
-of Send, Recv and Add. These nodes describe the result and not ark's implementation. Called by
-ark.frontend.model.
+read it. An all-reduce is written as in ARK's files: as one node AllReducePacketFused, or as a ring
+of Send, Recv and Add. These nodes describe the result of the all-reduce, not the way in which ark
+computes it. Called by ark.frontend.model.
 """
 
 from __future__ import annotations

@@ -37,9 +37,10 @@ def leading(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def block(shape: Sequence[int], most: int) -> int:
-    """A block is a tile of the leading dimensions, counted as one dimension, whose indices form a
-    box in the separate dimensions. Returns the largest block size that is at most `most`, such that
-    every tile of this size (from a multiple of the size on) is a block.
+    """Returns the largest size of tiles of the folded dimension, at most `most`, with which every
+    tile is a block. The folded dimension stands for all leading dimensions of `shape`. A tile of it
+    is a block if its indices form a rectangular box in the separate leading dimensions. Tiles begin
+    at multiples of their size.
     """
     size = 1
     for place, n in reversed(list(enumerate(leading(shape)))):

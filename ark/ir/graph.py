@@ -90,9 +90,9 @@ class Graph:
 
     @contextmanager
     def placed(self, processors: tuple[int, int] | None) -> Iterator[None]:
-        """A context in which added nodes get a restriction: they run only on the processors from
-        the first number of the pair up to the second. If contexts are nested, the outer one has
-        precedence. None changes nothing.
+        """A context that restricts the nodes added in it to a range of processors, (first, end)
+        with `end` exclusive. If contexts are nested, the outer one has precedence. None adds no
+        restriction.
         """
         if processors is None or self.processors is not None:
             yield

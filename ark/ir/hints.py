@@ -13,10 +13,10 @@ class Hints:
     """The settings for one op. None means that the planner decides.
 
     tile: the part of the result that a task computes, as sizes of the last dimensions; sizes that
-    exceed the result's are reduced to these. tasks: the number of tasks. granularity: the number of
-    consecutive tasks that one processor gets before the next processor gets its tasks. one_step:
-    True if a reduction must not be divided along the reduced dimension. product: the tile of a
-    matrix product, which has precedence over `tile`.
+    exceed the result's are reduced to these. tasks: the number of tasks. granularity: tasks are
+    assigned to processors in turn; a processor gets this many consecutive tasks at a time.
+    one_step: True if the reduced dimension of a reduction must not be divided. product: the tile of
+    a matrix product, which has precedence over `tile`.
     """
 
     tile: tuple[int, ...] | None = None

@@ -1,8 +1,9 @@
-"""Tables that modules of lower layers read and modules of higher layers fill, such as the tables of
-task kinds, ops and methods of tensors. They make imports lazy: a table is filled when a name is
-looked up that it does not have yet. The function that fills it is in `fillers`, where
-ark/__init__.py, which is above all layers, puts it. So `import ark` loads none of the higher
-layers, and no layer imports one above itself.
+"""Tables that are filled when they are first needed, so that imports are lazy. Examples are the
+tables of task kinds, ops and methods of tensors. Modules of lower layers read such a table, and
+modules of higher layers fill it. If a name that is looked up is missing, the table calls its
+function in `fillers`, which imports the modules that fill it. ark/__init__.py, which is above all
+layers, sets these functions. So `import ark` loads none of the higher layers, and no layer imports
+one above itself.
 """
 
 from __future__ import annotations

@@ -17,9 +17,10 @@ class Node:
     writes in place is a new tensor on the memory of the tensor that it overwrites.
 
     virtual: True if the op only names or views memory and makes no task. phase: the number of the
-    phase (entry point of the model) to which the op belongs. processors: the first processor that
-    may run the op, and the one after the last; None for all. hints: the user's settings for its
-    tasks. context: a number that is equal for nodes of one ark.PlannerContext.
+    phase (entry point of the model) to which the op belongs. processors: the range of processors
+    that may run the op, as (first, end) with `end` exclusive; None for all processors. hints: the
+    user's settings for its tasks. context: a number that is equal for nodes of one
+    ark.PlannerContext.
     """
 
     id: int

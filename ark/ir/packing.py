@@ -26,9 +26,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Packing:
-    """The description of one packed parameter. name: its name. parts: the parameters from which it
-    is made. interleave: True if rows are taken from the parts in turn, one from each; False if the
-    parts are concatenated.
+    """The description of one packed parameter. name: the packed parameter's name. parts: the
+    parameters that are packed. interleave: True if its rows are taken from the parts in turn, one
+    row from each; False if the parts are concatenated.
     """
 
     name: str
