@@ -1,6 +1,6 @@
-"""Access to the memory of other libraries' arrays: finds an array's address, and checks whether the
-bytes in memory are the array's values. All code that reads the address or the bytes of a torch
-tensor or of a NumPy array calls this module first (ark.frontend.tensor, ark.interop,
+"""Accesses the memory of other libraries' arrays: finds an array's address, and checks whether the
+bytes in memory can be read as the array's values. All code that reads the address or the bytes of a
+torch tensor or of a NumPy array calls this module first (ark.frontend.tensor, ark.interop,
 ark.distributed). The check is necessary because a tensor may have a flag that changes the meaning
 of its bytes (negative, conjugate), a layout that is not strided, no memory, or less memory than its
 shape needs. If torch is needed, the caller imports it.

@@ -21,14 +21,16 @@ from ark.ir.packed import from_memory, to_memory
 
 
 class Storage:
-    """`nbytes` bytes of memory. They have an address on a device after `place` has allocated memory
-    or `bind` has set the address of foreign memory.
+    """`nbytes` bytes of a tensor's memory. The address is known after `place` has allocated memory
+    on a device, or after `bind` has set the address of memory that the caller owns.
 
-    foreign: the caller owns the memory (a placeholder). owner: the object that keeps foreign memory
-    alive. weight: rarely written and often read. symmetric: each launch has its own memory, which
-    peers can address. on_host: the memory is the host's, mapped for the device. settle: called
-    before each write, if a launch has set it; busy: called before each read and write, to wait for
-    iterations in progress.
+    foreign: True if the caller owns the memory (a placeholder). owner: the object that keeps
+    foreign memory alive. weight: True for memory that is rarely written and often read. symmetric:
+    True if each launch has memory of its own, which peers can address. on_host: True for host
+    memory that is mapped for the device.
+
+    settle, busy: functions that a launch may set. settle is called before each write. busy is
+    called before each read and write, to wait for iterations in progress.
     """
 
     def __init__(self, nbytes: int, foreign: bool, name: str) -> None:

@@ -1,12 +1,12 @@
-"""Determines which symbolic dimensions of a call may be padded, so that varying sizes can be
-rounded up and fewer kernels are needed.
+"""Determines which symbolic dimensions of a model may be padded in a call. Padded sizes are rounded
+up, so that calls with different sizes can share a kernel.
 
 The graph is built twice, with the size of the call and with the rounded size, and the two graphs
-are compared node by node. Padding is permitted if every value of the first graph is the leading
-part of the same value of the second graph: then no result depends on the padding's contents. The
-table PERMITTED has, for each operator, a rule about the dimensions that may differ; an operator
-without an entry permits none. Several sizes are rounded one after the other. Called by
-ark.interop.onnx.model.
+are compared node by node. Padding is permitted if every value of the first graph equals the leading
+part of the corresponding value of the second graph. Then no result depends on the contents of the
+padding. The table PERMITTED has, for each operator, a rule that states which dimensions may differ;
+an operator without an entry permits no difference. If a call has several such sizes, they are
+rounded one after the other. Called by ark.interop.onnx.model.
 """
 
 from __future__ import annotations
@@ -202,9 +202,9 @@ PERMITTED: dict[str, Rule] = {
     **dict.fromkeys(("RNN", "GRU", "LSTM"), _recurrent),
 }
 _KEEPS_ZEROS = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-# For each operator, the numbers of the inputs that contain sizes. These inputs may differ between
-# the graphs of the exact and of the rounded size, because the shapes of the operator's results are
-# compared instead.
+# For each operator, the indices of the inputs whose contents are sizes. The contents may differ
+# between the graph of the exact size and the graph of the rounded size, because the shapes of the
+# operator's results are compared instead.
 _SIZES = {
     "ConstantOfShape": {0},
     "Expand": {1},
@@ -273,8 +273,9 @@ def rounded(
     """Returns the inputs' shapes with sizes rounded up where that is permitted, and the results'
     exact shapes.
 
-    symbols: for each input, the names of its dimensions, or nothing if it must not be padded.
-    build: returns the graph for given shapes, or raises BaseError if the shapes are not possible.
+    symbols: for each input, the names of its dimensions; an empty sequence if the input must not be
+    padded. build: a function that returns the graph for given shapes, or raises BaseError if the
+    shapes are not possible.
     """
     now = dict(shapes)
     last = exact = build(now)

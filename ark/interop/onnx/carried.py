@@ -1,5 +1,5 @@
-"""Supports types that ark does not compute with. Each is carried by a type of ark that can
-represent all of its values.
+"""Supports ONNX types with which ark does not compute. The values of such a type are stored in
+another type, its carrier, which can represent all of them.
 
 Integers of 2, 4 and 16 bits are carried by int32, uint64 is carried by int64 with the same bits,
 and small floats are carried by fp32. Operators that only move elements accept all carried types.

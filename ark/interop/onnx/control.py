@@ -26,8 +26,8 @@ _CHECKED = ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterN
 def _if(call: Call) -> list[Value | None]:
     """Converts If. If the condition is known while the graph is built, only the branch that is
     taken is built. Otherwise both branches are built, and each result is selected by the condition.
-    Then the results of both branches must have equal shapes and types, and the branches must not
-    have operators that can end the run.
+    In the second case, the results of both branches must have equal shapes and types, and the
+    branches must not contain operators that can end the run with an error.
     """
     condition = call.value(0)
     branches = [call.bodies[name] for name in ("then_branch", "else_branch")]

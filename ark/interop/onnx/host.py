@@ -1,6 +1,6 @@
 """Operators whose results have sizes that are known only at run time, such as NonZero. The host
-computes them with NumPy, after the kernel of the nodes before them and before the kernel of the
-nodes after them. Called by ark.interop.onnx.stages.
+computes such an operator with NumPy, after the kernel of the preceding nodes and before the kernel
+of the following nodes. Called by ark.interop.onnx.stages.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ class OnnxModel:
     the operators permit it, and recently used kernels are cached. Threads may share a model; their
     calls run one after the other.
 
-    Some operators need the contents of an input while the graph is built (such as the shape of a
-    Reshape). These contents are part of a kernel's key: other contents need another kernel.
+    Some operators need the contents of an input while the graph is built, for example Reshape the
+    contents of its input `shape`. A kernel is then valid for these contents only; other contents
+    need another kernel.
     """
 
     def __init__(self, proto: onnx.ModelProto, name: str, depth: int = 0) -> None:

@@ -51,9 +51,9 @@ def _leading(tensor: Any, axis: int, size: int) -> Any:
 
 
 def _rounded(steps: Any, zero: Any, dtype: Any, saturate: bool = True) -> Any:
-    """Quantises `steps`, values divided by their scale. For an integer type: round(steps) + zero,
-    with ties to even, clamped to the type's range. For a float type: steps + zero, rounded to the
-    type.
+    """Quantises values that were divided by their scale (`steps`). For an integer type the result
+    is round(steps) + zero, with ties to even, clamped to the type's range. For a float type: steps
+    + zero, rounded to the type.
     """
     if dtype.kind == "f" or dtype not in (*_BITS8, *carried.INTEGERS):
         steps = steps if zero is None else ark.add(steps, zero)
@@ -121,9 +121,9 @@ def _centred(call: Call, place: int, zero: int, axis: int | None) -> Any:
 
 
 def _in_parts(product: Any, length: int, each: int) -> Any:
-    """The int32 sum of a product that is computed in parts, so that each part is exact in fp32.
-    product: a function that returns the partial product over a range of summed elements. length:
-    the number of summed elements. each: the largest number of elements of a part.
+    """Computes an exact int32 product as a sum of partial products, each of which is exact in fp32.
+    product: a function that returns the partial product over a range of the summed dimension.
+    length: the size of the summed dimension. each: the largest size of a range.
     """
     total = None
     for at in range(0, length, each):

@@ -30,10 +30,11 @@ _ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class _Layer:
-    """The parameters of one direction.
+    """The parameters of one direction (forward or backward) of a recurrent layer.
 
-    weights: those of the hidden state. peepholes: the cell's weights for the input, output and
-    forget gates. activations: in ONNX's order; each clips its argument first.
+    weights: the weights that multiply the hidden state. peepholes: the weights with which the cell
+    state enters the input, output and forget gates. activations: in ONNX's order; each clips its
+    argument first.
     """
 
     weights: Any

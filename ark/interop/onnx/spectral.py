@@ -18,8 +18,8 @@ MOST_POINTS = 4096  # most points of a transform, whose matrix has their square 
 
 
 def _factors(n: int, points: int, inverse: bool, onesided: bool) -> np.ndarray:
-    """The factor of each element in each result, (elements, results). The factors of an inverse
-    transform are not divided by `points`.
+    """The matrix of a Fourier transform: the factor of each element in each result, shape
+    (elements, results). The factors of an inverse transform are not divided by `points`.
 
     onesided: only the first half of the results is computed. In an inverse transform, only the
     first half of the elements is given.
@@ -54,10 +54,11 @@ def _matrix(factors: np.ndarray, parts: int, real: bool = False) -> np.ndarray:
 
 
 def _folded(call: Call, rows: Any, factors: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Folds rows, so that a transform needs half as many products. Elements j and n - j have the
-    same cosine and opposite sines, so the sums and the differences of these elements are formed.
-    Returns them as (rows, elements, parts), and the factors (sines and cosines). Sums of fewer and
-    smaller terms also have smaller rounding errors.
+    """Folds rows, so that a Fourier transform needs half as many products. The cosine factors of
+    elements j and n - j are equal, and their sine factors are opposite. So the sum of the two
+    elements is multiplied by the cosine, and their difference by the sine. Returns the sums and
+    differences as (rows, elements, parts), and the factors. Rounding errors are also smaller,
+    because fewer terms are added up.
     """
     n = len(factors)
     even = np.arange(n // 2, -1, -1)

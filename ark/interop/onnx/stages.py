@@ -1,11 +1,11 @@
 """Runs models in several kernels (stages), if the graph depends on contents of inputs that are
 known only at run time.
 
-The graph is cut at the node that needs the contents. The nodes before it become a kernel. The host
-computes the node itself, unless the contents of its inputs suffice to build it; in that case it is
-the first node of the remaining part. The remaining part is handled as a model of its own, which may
-be cut again. Control flow that a kernel cannot execute is executed by the host; its branches and
-bodies are models. Called by ark.interop.onnx.model.
+The graph is cut at the first node that needs such contents. The nodes before the cut become a
+kernel, whose results include the contents. If the node can be built once they are known, it becomes
+the first node of the remaining part; otherwise the host computes it. The remaining part is handled
+as a model of its own, which may be cut again. Control flow that a kernel cannot execute is executed
+by the host; its branches and bodies are models. Called by ark.interop.onnx.model.
 """
 
 from __future__ import annotations

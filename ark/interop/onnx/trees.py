@@ -23,9 +23,9 @@ _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 
 @dataclass(frozen=True)
 class _Trees:
-    """The nodes of all trees, as arrays that are indexed by a node's number. yes, no: the numbers
-    of a node's successors. Both successors of a leaf are the leaf itself. weights: (nodes,
-    targets).
+    """The nodes of all trees, as arrays that are indexed by a node's number. yes, no: the number of
+    the next node if the node's comparison is true, and if it is false. Both successors of a leaf
+    are the leaf itself. weights: (nodes, targets).
     """
 
     features: np.ndarray
