@@ -189,9 +189,9 @@ def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
 
 
 def _hidden(mask: Value, kind: int | None, batch: int) -> ark.Tensor:
-    """The mask in a shape that fits scores (batch, heads, rows, keys). kind: torch's number: 0 is a
-    mask by row and key, 1 by batch and key, 2 by all dimensions. In a mask of numbers, elements
-    that are not 0 mask.
+    """The mask in a shape that fits scores (batch, heads, rows, keys). kind: torch's number for the
+    mask's dimensions: 0 means (row, key), 1 means (batch, key), 2 means all dimensions. In a mask
+    of numbers, every element other than 0 hides its key.
     """
     given = mask.tensor if mask.dtype == torch.bool else ark.not_equal(mask.tensor, 0.0)
     shapes = {0: [1, 1, *mask.shape[-2:]], 1: [batch, 1, 1, mask.shape[-1]], 2: [*mask.shape]}

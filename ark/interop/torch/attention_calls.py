@@ -1,10 +1,10 @@
 """Keeps calls of scaled_dot_product_attention as single operators in the graphs of torch.compile.
 
-torch decomposes such a call before a backend sees its graph. The decomposition depends on the
-device and on torch's settings; without a fused kernel it multiplies in fp32 even for 16-bit
-tensors. So the call is replaced by an operator of ark with the same meaning, which torch does not
-decompose. If ark does not support the operator's arguments, it becomes torch's call again. Called
-by compile.py.
+torch decomposes such a call before a backend sees its graph. How it is decomposed depends on the
+device and on torch's settings. Without a fused kernel, for example, products are computed in fp32
+even for 16-bit tensors. So each call is replaced by an operator of ark with the same meaning, which
+torch does not decompose. If ark does not support the call's arguments, the operator is replaced by
+torch's call again. Called by compile.py.
 """
 
 from __future__ import annotations

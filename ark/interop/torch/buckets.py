@@ -212,10 +212,10 @@ Around = dict[int, Any]  # by dimension with the symbol: the number of runs
 
 
 def _around(node: fx.Node, symbol: Any, known: dict[fx.Node, Around]) -> Around | None:
-    """For each dimension of a node's result that depends on the padded size s: the number of runs
-    of s elements in the dimension. A dimension of 2 * s elements that joins dimensions (2, s) has
-    two runs, each padded at its own end. A dimension that joins (s, 2) has one run. None if the
-    runs cannot be determined.
+    """Finds where the padding is in a node's result. For each dimension of the result that depends
+    on the padded size s, returns the number of runs, which are sequences of elements that are each
+    padded at the end. A dimension that joins dimensions (2, s) has two runs of s elements. A
+    dimension that joins (s, 2) has one run. Returns None if the runs cannot be determined.
     """
     value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]

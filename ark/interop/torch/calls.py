@@ -1,8 +1,8 @@
-"""The work of the host in each call of a kernel on torch's tensors, in as few steps as possible: it
-checks whether the call's tensors fit the plan and whether fixed tensors (parameters) are still at
-the same addresses, and it allocates results. If look.py is available, it makes the checks in one
-step. Tensors are allocated by a C++ function of torch's own compiler; in builds of torch without
-this function, by a public function of torch. Called by program.py.
+"""The host's work in each call of a kernel on torch's tensors, in as few steps as possible. The
+host checks whether the tensors fit the plan, checks whether fixed tensors (parameters) are still at
+the same addresses, and allocates results. The function that look.py compiles makes all checks in
+one step, if it is available. Results are allocated by a C++ function that torch has for its own
+compiler or, in builds of torch without it, by a public function. Called by program.py.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ def kinds(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
 def makers(
     outputs: Sequence[Any], memory: Sequence[Memory | None] | None, device: torch.device
 ) -> list[Callable[[], Any]]:
-    """A function for each output. If the output is a tensor that the kernel computes, the function
-    returns a new tensor for it; if the output is a constant, the function returns the constant.
-    memory: the strides of each output; by default all outputs are contiguous.
+    """Returns a function for each output of a kernel. If the kernel computes the output, the
+    function allocates a new tensor for it. If the output is a constant, the function returns the
+    constant. memory: the memory layout (strides) of each output; by default all outputs are
+    contiguous.
     """
     strides = memory or [None] * len(outputs)
     return [

@@ -49,9 +49,9 @@ class _Support(OperatorSupportBase):
 
 
 def _elsewhere(node: fx.Node) -> str | None:
-    """The reason why a node stays in torch because its tensors are not on ark's device; None if it
-    need not. Constants do not count: they are moved to the device once. Tensors without dimensions
-    do not count either: they are moved in every call, as torch itself does.
+    """Returns a reason if a node must stay in torch because some of its tensors are not on ark's
+    device; otherwise None. Constants may be on another device, because they are moved once. Tensors
+    without dimensions may be too, because they are moved in every call, as torch does.
     """
     moved = [n for n in node.all_input_nodes if n.op == "get_attr"]
     read = [v for n in node.all_input_nodes if n not in moved for v in results_of(n)]
@@ -102,11 +102,11 @@ def compile_graph(
 
     fixed: indices of inputs that are the same tensors in nearly every call. guarded: the caller
     ensures that the inputs have the properties of the first call's. by_torch: the inputs are
-    results of torch's operators, as are the values that pass between the parts of a graph (for
-    guarded and by_torch see Program). visible: the number of results that a caller sees, by default
-    all; the results after them are for the backward graph only. A graph with varying sizes is
-    compiled once for each combination of sizes. If some operators stay in torch, or if one kernel
-    would take long to compile (parts.py), the graph is called part by part.
+    results of torch's operators, for example values that pass between the parts of a graph. Program
+    describes guarded and by_torch. visible: the number of results that the caller sees, by default
+    all; later results are for the backward graph only. A graph with varying sizes is compiled once
+    for each combination of sizes. If some operators stay in torch, or if one kernel would take long
+    to compile (parts.py), the graph is called part by part.
     """
     if any(varies(e) for e in examples) or any(varies(v) for v in values(module)):
         return _Sized(module, fixed, by_torch)

@@ -34,9 +34,9 @@ def nest_concats(module: fx.GraphModule) -> None:
 
 
 def _read(node: fx.Node) -> tuple[Sequence[fx.Node], int]:
-    """The tensors that a node concatenates, and the dimension along which it does. The list is
-    empty if the element types differ, or if a tensor has a single dimension, because torch ignores
-    such a tensor when it is empty.
+    """The tensors that a node concatenates, and the dimension along which it concatenates them. The
+    list is empty if the element types differ, or if a tensor has only one dimension, because torch
+    skips such a tensor if it has no elements.
     """
     tensors = cast(Sequence[fx.Node], node.args[0])
     values = [v for n in tensors for v in results_of(n)]

@@ -1,7 +1,8 @@
-"""Computes constant tensors once, when a torch graph is compiled, if the graph fills them part by
-part. An example is the mask of shifted windows, which a model fills region by region, with dozens
-of small ops for a few numbers. Constants that the graph computes from indices (arange) stay in the
-graph, because the compiler recognises causal masks among them. Called by compile.py.
+"""Computes constant tensors that a torch graph fills part by part. They are computed once, when the
+graph is compiled. An example is the attention mask of shifted windows: a model fills it region by
+region, with dozens of small ops for a few numbers. Constants that the graph computes from indices
+(arange) stay in the graph, because the compiler recognises causal masks among them. Called by
+compile.py.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ Run = Callable[..., Any]
 
 
 def or_torch(module: fx.GraphModule, compiled: Callable[[], Run]) -> Run:
-    """Returns a function that runs the graph as `compiled` builds it. After ark's first error, it
-    runs the graph in torch. The module is not changed.
+    """Returns a function that runs the graph in ark, by the function that `compiled` returns. After
+    ark's first error, it runs the graph in torch instead. The module is not changed.
 
-    The function takes a list of the graph's arguments, which is the form in which AOTAutograd calls
-    objects with _boxed_call. A GpuError is raised, because a failed device may have corrupted
-    earlier results.
+    The returned function takes a list of the graph's arguments, as AOTAutograd passes them to
+    objects with the attribute _boxed_call. A GpuError is not handled in this way but raised,
+    because a failed device may have corrupted earlier results.
     """
     graph = _Graph(module, compiled)
 

@@ -30,9 +30,9 @@ from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
 
 def drop_checks(module: fx.GraphModule) -> None:
-    """Removes nodes that change nothing: assertions of facts that torch's shape propagation has
-    already proven, and views by strides that have the same strides as their tensor, which pools
-    over whole images create.
+    """Removes nodes without effect. These are assertions of facts that torch's shape propagation
+    has already proven, and views by strides (as_strided) that have the strides of their tensor, as
+    pooling over whole images creates them.
     """
     for node in list(module.graph.nodes):
         if _same_view(node):

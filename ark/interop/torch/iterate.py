@@ -39,8 +39,9 @@ from ark.runtime.run import Ranks
 
 class Executor:
     """A module that is called like the original module, except that every input has the rows of all
-    iterations, replicas and batches, concatenated in its first dimension. It is compiled at the
-    first call; later calls must have the same shapes. Results have their rows in the same order.
+    iterations, replicas and batches, concatenated in its first dimension. The executor is compiled
+    at the first call, and later calls must have the same shapes. The rows of results are in the
+    same order as those of inputs.
 
     optimizer: for training; then the last result of the module must be the loss, and a call updates
     the module's parameters in place, once per iteration.
@@ -315,9 +316,9 @@ class _Builder:
         return self.rates.step(total, count, values, self.stages)
 
     def _result(self, parts: Sequence[Value]) -> Value:
-        """Writes a result to memory that a call returns, as options.output_mode states: of all
-        iterations, the last one, every n-th, or their sum. parts: the result of each batch of the
-        running iteration.
+        """Writes a result of the module to the memory that a call returns. options.output_mode
+        selects the iterations: all, the last one or every n-th one. It can also select the sum over
+        all iterations. parts: the result of each batch of the current iteration.
         """
         count, every = self.options.device_iterations, self.options.every
         first = parts[0]

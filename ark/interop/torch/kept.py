@@ -14,12 +14,13 @@ from ark.errors import InvalidUsageError
 
 
 class Kept:
-    """The tensors of a module that a kernel reads, by name, with the places at which the module
-    refers to them, so that a replaced tensor is noticed.
+    """The tensors of a module that a kernel reads. It also stores where the module refers to each
+    of them (the dictionary of a submodule and the key), so that a replaced tensor is noticed.
 
-    names: names as in named_parameters and named_buffers, or keys of `constants`. missing: those of
-    the given names that are none of these. tensors: the tensors that the kernel reads at present.
-    `checked` returns the module's tensors after a replacement.
+    names: the tensors' names, as in named_parameters and named_buffers, or keys of `constants`.
+    missing: the requested names for which the module has no tensor. tensors: the tensors that the
+    kernel reads at present. If `same` finds that the module has replaced some, `checked` returns
+    the new ones.
     """
 
     def __init__(

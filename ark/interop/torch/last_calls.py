@@ -1,7 +1,7 @@
-"""Measures the time per iteration of a program, by launching many iterations on the tensors of the
-program's last call. These tensors must still be alive, so they are kept within `kept_tensors`;
-otherwise a model frees the tensors between its programs. Called by ark.interop.torch.program and
-ark.cli.measure.modules.
+"""Measures the time per iteration of a program (a torch graph as a kernel), by launching many
+iterations on the tensors of the program's last call. Usually they are freed after the call, so the
+call must be made within the context `kept_tensors`, which keeps them. Called by
+ark.interop.torch.program and ark.cli.measure.modules.
 """
 
 from __future__ import annotations

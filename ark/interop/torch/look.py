@@ -31,9 +31,9 @@ FUNCTIONS = tuple(
         "storage_size", "storage_offset",
     )
 )  # fmt: skip
-# The mangled name of at::native::is_neg(const at::Tensor&), a function of torch's C++ interface;
-# the C interface has none for this. A conjugate bit need not be checked, because no type that a
-# kernel reads has one.
+# The mangled name of at::native::is_neg(const at::Tensor&), which reads a tensor's negative bit. It
+# is from torch's C++ interface, because the C interface has no such function. The conjugate bit
+# need not be checked, because only complex tensors have one, and no kernel reads them.
 IS_NEGATIVE = "_ZN2at6native6is_negERKNS_6TensorE"
 WORDS = range(2, 4)  # words after an object's header that may be the handle
 
@@ -45,11 +45,12 @@ def nothing(tensors: list[torch.Tensor]) -> None:
 
 
 def looker(tensors: Sequence[torch.Tensor], moving: Sequence[int]) -> Look:
-    """Returns a function that checks the tensors of a call. It returns the addresses of the moving
-    tensors. It returns None if the type, shape, strides, dtype, device or layout of a moving tensor
-    has changed, if the address, shape or strides of a fixed tensor has changed, or if the bytes of
-    a tensor are not its values (negated or conjugated). moving: the indices of the tensors that may
-    have another address in each call.
+    """Returns a function that checks the tensors of a call. moving: the indices of the tensors that
+    may have another address in each call; all other tensors are fixed. If the tensors fit, the
+    function returns the addresses of the moving tensors. Otherwise it returns None: if the type,
+    shape, strides, dtype, device or layout of a moving tensor has changed, if the address, shape or
+    strides of a fixed tensor has changed, or if the bytes of a tensor are not its values (negated
+    or conjugated).
     """
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return nothing

@@ -41,9 +41,9 @@ class Module(torch.nn.Module):
     bounds, in torch.export's form; there is one kernel for each size that is called. The kernel
     reads the module's parameters and buffers in place: it sees later writes to them, their moves to
     other memory (`to`, `weight.data = ...`), and their replacement
-    (`load_state_dict(assign=True)`). Raises InvalidUsageError if the shapes or types of a call or
-    of a parameter differ from these, and if torch.export cannot follow the module; UnsupportedError
-    with every operator that ark lacks and the reasons.
+    (`load_state_dict(assign=True)`). Raises InvalidUsageError if torch.export cannot export the
+    module, or if later the shapes or types of arguments or parameters have changed. Raises
+    UnsupportedError with every operator that ark lacks and the reasons.
 
     Examples:
         >>> linear = torch.nn.Linear(8, 2)

@@ -103,8 +103,8 @@ class Rates:
         values: Mapping[torch.Tensor, ark.Tensor],
         stages: Stages,
     ) -> list[Value]:
-        """Adds the gradients and the parameter update to the current model. Returns the values of
-        the learning rates, which are inputs of the kernel.
+        """Adds the computation of the gradients and the parameter update to the current model.
+        Returns the learning rates as values of the model; they are inputs of the kernel.
 
         total: the sum of this rank's losses. count: the number of losses on all ranks; the
         gradients are those of the mean of all losses. stages: the pipeline stages of the module; a

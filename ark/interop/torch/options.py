@@ -15,15 +15,17 @@ MODES = ("all", "final", "sum", "every")
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a call; PopTorch's names in brackets.
+    """Options of ark.inference_model and ark.training_model. PopTorch's names are in brackets.
 
-    device_iterations [deviceIterations]: iterations of one launch. replication [replicationFactor]:
-    copies of the model, each with its own rows; their gradients are averaged. In a job of several
-    ranks they are divided equally among the ranks, each of which is called with the rows of its own
-    replicas; with replication 1 ranks are independent. gradient_accumulation
-    [Training.gradientAccumulation]: batches whose gradients are averaged for one update.
-    output_mode [outputMode]: the iterations whose results are returned: "all", the "final" one,
-    their "sum", or with "every" each `every`-th one; by default all, or in training the final one.
+    device_iterations [deviceIterations]: the number of iterations of one launch. replication
+    [replicationFactor]: the number of copies of the model (replicas). Each replica has its own
+    input rows, and the gradients of all replicas are averaged. In a job of several ranks, the
+    replicas are divided equally among the ranks, and a rank is called with the rows of its own
+    replicas. With replication 1 the ranks are independent. gradient_accumulation
+    [Training.gradientAccumulation]: the number of batches whose gradients are averaged for one
+    update. output_mode [outputMode]: selects the iterations whose results are returned: "all",
+    "final" for the last one, "sum" for the sum over all, or "every" for each `every`-th one. The
+    default is "all", in training "final".
 
     Examples:
         >>> ark.torch.Options(device_iterations=4, output_mode="sum").device_iterations

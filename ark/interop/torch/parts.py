@@ -1,11 +1,12 @@
 """Divides large graphs into parts, each of which becomes a kernel of its own.
 
-On some machines products are inlined into a kernel's loop, and the time to compile the loop grows
-with the square of their number (`Dialect.joint_products`). Kernels of parts compile side by side. A
-part ends at a place where the results that later operators read have few bytes, because these
-results pass through torch's memory. Images that pass from one part to another between convolutions
-have channels as the last dimension, because most kernels of convolutions read and write images in
-this layout (ark.lower.rewrite.channels_last). Called by compile.py.
+On some machines, matrix products and convolutions are inlined into a kernel's loop, and the time to
+compile the loop grows with the square of their number (`Dialect.joint_products`). The kernels of
+several parts compile faster, and in parallel. A part ends at a place where the results that later
+operators read have few bytes, because these results pass through torch's memory. Images that pass
+from one part to another between convolutions have channels as the last dimension, because most
+kernels of convolutions read and write images in this layout (ark.lower.rewrite.channels_last).
+Called by compile.py.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def joint_products() -> int:
 
 
 def part_starts(module: fx.GraphModule, most: int) -> list[int]:
-    """The places at which a graph is divided: the indices, in the list of all operators, of the
-    first operator of each part after the first. A part has at most `most` different products. Empty
-    if the graph stays whole, because it has no more products than that, or because an operator
-    writes to its operands.
+    """Decides where a graph is divided into parts. Returns the index (in the list of all operators)
+    of the first operator of each part except the first part. A part has at most `most` different
+    products. The list is empty if the graph is not divided: if it has at most `most` products, or
+    if an operator writes to its operands.
     """
     calls = [n for n in module.graph.nodes if n.op == "call_function"]
     if most < 1 or any(_writes(n) for n in calls):
@@ -103,9 +104,9 @@ def _own_constants(module: fx.GraphModule, part: Sequence[fx.Node]) -> list[fx.N
 
 
 def _pass_images(module: fx.GraphModule, parts: Sequence[list[fx.Node]]) -> None:
-    """Changes the layout of images that pass from one part with convolutions to others, by a
-    transpose at both ends. The part that computes the image returns it with channels as the last
-    dimension.
+    """Changes the layout of images that pass between parts with convolutions. The part that
+    computes an image transposes it, so that channels are the last dimension, and each part that
+    reads the image transposes it back.
     """
     convolves = [any(name_of(n.target) == CONVOLUTION for n in part) for part in parts]
     places = {node: i for i, part in enumerate(parts) for node in part}

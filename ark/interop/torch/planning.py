@@ -27,15 +27,15 @@ from ark.runtime.run import Ranks
 
 
 class Planning:
-    """The plan of a model for a machine, in two steps. Between them, compilers can begin to work on
-    the kernel's source, which depends on the first step only.
+    """Plans a model for a machine, in two steps. The kernel's source depends on the first step
+    only, so it can already be compiled during the second step.
 
-    places: inputs and results, whose memory belongs to the caller. boxes: True if their addresses
-    are aligned for copies of memory boxes. compare: True to choose the variant by the predicted
-    time of all ops. kept: inputs that are the same in nearly every call. In a script that is run
-    only in order to plan it they count as parameters. fresh: the names of results whose memory is
-    allocated for each call, so that it overlaps no other memory. loose: True if the caller may
-    later place some external buffers anywhere.
+    places: inputs and results, whose memory belongs to the caller. boxes: True if the addresses of
+    this memory are aligned for copies of memory boxes. compare: True to choose the kernel variant
+    by the predicted time of all ops. kept: inputs that are the same tensors in nearly every call;
+    if a script is run only to make its plan, they count as parameters. fresh: the names of results
+    whose memory is allocated for each call, so that it overlaps no other memory. loose: True if the
+    caller may later move some external buffers to unaligned addresses.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class Planning:
         return self._placed(plan)
 
     def _placed(self, plan: Plan) -> Plan:
-        """The plan, with the names of new results, and with the alignment of external buffers if
-        its kernel loads boxes: torch's tensors are then read in place only if they are aligned for
-        box copies.
+        """Returns the plan with two additions: the names of results that are allocated for each
+        call and, if its kernel loads boxes, the alignment of external buffers. A kernel that loads
+        boxes can read torch's tensors in place only if they have this alignment.
         """
         meta = dict(plan.meta)
         if self._fresh:
@@ -108,10 +108,10 @@ def planned(*given: Any, **named: Any) -> Plan:
 def _faster(
     plan: Plan, graph: Graph, machine: Machine, options: dict[str, Any]
 ) -> tuple[Plan, dict[str, Any]]:
-    """Chooses between the given plan and a plan with the kernel variant that has loading warps, by
-    the predicted time. Returns the faster plan and its planner options. The planner's own choice
-    compares only the matmuls of a graph. In a part of a network these may take less time than the
-    transposes that only one of the variants needs.
+    """Compares the predicted times of the given plan and of a plan with the kernel variant that has
+    loading warps. Returns the faster plan and its planner options. The planner itself chooses a
+    variant by the matmuls of a graph only. In a part of a network, however, matmuls may take less
+    time than transposes that only one of the variants needs.
     """
     loading = next((v.name for v in machine.variants if v.role(LOAD)), None)
     if loading is None or machine_of(plan).variant.role(LOAD):

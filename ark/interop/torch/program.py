@@ -47,19 +47,19 @@ LEFT: list[str] = []  # operators that stayed in torch, with reasons, for measur
 
 
 class Program:
-    """A graph as a kernel on torch's tensors of fixed shapes. It is planned when it is created and
-    compiled at the first call.
+    """A graph that runs as one kernel on torch's tensors, for fixed shapes. It is planned when it
+    is created, and compiled at the first call.
 
     inputs, outputs: the graph's inputs and results, in memory of the caller; a result may be a
-    constant. held: tensors that are the last inputs in every call. fixed: indices of inputs that
-    are the same tensors in nearly every call (parameters), which is cheap to check. members: the
-    job's ranks, which create and call their programs together. guarded: the caller ensures in every
-    call that shapes, types and devices are those of the first, as Dynamo's guards do. by_torch:
-    inputs come from torch's operators and are converted where torch's shape propagation states
-    another type. results: the strides of the outputs, and which outputs a call returns; by default
-    all, contiguous. compare: see Planning. later: True if `finish` is called to end planning, so
-    that other kernels begin to compile before. loose: True if held tensors may be replaced by
-    unaligned ones.
+    constant. held: tensors that the program keeps; they are the last inputs in every call. fixed:
+    indices of inputs that are the same tensors in nearly every call (parameters); a call only
+    checks that they are. members: the job's ranks, which create and call their programs together.
+    guarded: True if the caller ensures that shapes, types and devices are those of the first call,
+    as Dynamo's guards do. by_torch: True if inputs are results of torch's operators; an input is
+    converted if torch's shape propagation states another type. results: which outputs a call
+    returns, and their strides; by default all outputs, contiguous. compare: see Planning. later:
+    True if the caller ends planning by `finish`, so that other kernels can begin to compile first.
+    loose: True if held tensors may be replaced by unaligned ones.
     """
 
     def __init__(

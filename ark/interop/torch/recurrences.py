@@ -1,7 +1,7 @@
 """Keeps linear recurrences y[t] = factor[t] * y[t - 1] + term[t], such as the selective scans of
-Mamba (Gu and Dao 2023), as single operators. In torch they are associative scans: torch calls a
-function that joins two elements, level by level of a tree, which gives many operators. Called by
-compile.py.
+Mamba (Gu and Dao 2023), as single operators. torch expresses them as associative scans. It
+decomposes a scan into a tree, with a call of the function that joins two elements at each level,
+which gives many operators. Called by compile.py.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ OPERATOR.register_fake(lambda factors, terms, dim: torch.empty_like(terms))
 
 
 def keep_recurrences(module: fx.GraphModule) -> None:
-    """Replaces the results of each associative scan of pairs (factor, term) by running products of
-    factors and by a linear recurrence, if its function joins (a, b) and (c, d) to (a c, b c + d).
-    torch has moved the dimension of the scan to the front; the recurrence is computed before that.
+    """Replaces associative scans of pairs (factor, term) whose function joins (a, b) and (c, d) to
+    (a c, b c + d). The first result becomes the running products of the factors, the second one a
+    linear recurrence. torch has moved the scan's dimension to the front by permutations; the
+    recurrence is computed on the tensors before these permutations.
     """
     changed = False
     for node in module.graph.find_nodes(op="call_function", target=associative_scan_op):

@@ -277,9 +277,9 @@ def _batch_norm(
 
 
 def _moments_of_channels(x: Value) -> tuple[Any, Any]:
-    """Variances and means of the channels of images, as _moments computes them. Both are computed
-    for each image first and then combined, so that the large reductions do not depend on each
-    other.
+    """Variances and means of the channels of images, with the same result as _moments. Both are
+    first computed for each image and then combined over images, so that the large reductions do not
+    depend on each other.
     """
     images, channels, *places = x.shape
     axes = [d for d in range(len(x.shape)) if d != 1]

@@ -75,10 +75,10 @@ def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 
 
 class Results:
-    """Computes the results of a graph from the results of its kernel, which may be fewer: a result
-    that is a view of another tensor is made from that tensor. ends: the nodes of the graph (or
-    constants) that the kernel computes. memory: the memory of each end, if it is a tensor. given:
-    how each result of the graph is made from the ends.
+    """Makes the results of a graph from the results of its kernel. The kernel may compute fewer
+    results, because a result that is a view of another tensor is made from that tensor. ends: the
+    nodes of the graph that the kernel computes, or constants. memory: the memory of each end, if it
+    is a tensor. given: how each result of the graph is made from the ends.
     """
 
     def __init__(self, module: fx.GraphModule, visible: int | None = None) -> None:
