@@ -186,7 +186,7 @@ class QueuedDevice(Device, Protocol):
 @runtime_checkable
 class FedDevice(Protocol):
     """A device on which a running kernel sees the host's writes only in memory of the kind `fed`.
-    In memory of the kind `device`, the kernel may read old values from its caches.
+    In memory of the kind `device`, a running kernel may read old values from the device's caches.
     """
 
     fed: MemoryKind
@@ -230,8 +230,9 @@ class KernelDevice(Device, Protocol):
 
 @runtime_checkable
 class OrderedDevice(KernelDevice, Protocol):
-    """A device that can order copies among its launches. A copy begins after the launches before it
-    have ended and ends before the next launch begins; the host does not wait for it.
+    """A device that can queue copies between launches. A copy begins after all launches that were
+    queued before it have ended, and it ends before the next launch begins. The host does not wait
+    for the copy.
     """
 
     def enqueue_write(self, address: int, data: np.ndarray) -> None:
@@ -264,8 +265,8 @@ class StreamDevice(KernelDevice, Protocol):
     """
 
     def repeated_launch(self, program: object, params: np.ndarray, grid: Grid) -> RepeatedLaunch:
-        """Repeated launches of a kernel that was launched before. params: the ArkParams of every
-        launch, in memory that stays allocated.
+        """Returns an object that launches a kernel repeatedly. The kernel must have been launched
+        before. params: the ArkParams that every launch reads, in memory that stays allocated.
         """
         ...
 

@@ -150,8 +150,9 @@ class Toolchain:
 
 @runtime_checkable
 class CheckedBackend(KernelBackend, Protocol):
-    """A vendor whose compiler is installed separately from ark: each version must give known
-    results on a device before ark uses it there (ark.runtime.toolchain).
+    """The backend of a vendor whose compiler is installed separately from ark. Before ark uses a
+    version of the compiler for a device, kernels that it compiles must give known results on this
+    device (ark.runtime.toolchain).
     """
 
     def toolchain(self, arch: str) -> Toolchain | None:
@@ -168,8 +169,8 @@ class PredictingBackend(KernelBackend, Protocol):
     """
 
     def predict(self, name: str) -> None:
-        """Lets this process's devices stand in for the product of that name: a model predicts its
-        launch times.
+        """Makes the devices of this process imitate the product `name`: a timing model predicts the
+        product's launch times.
 
         Raises InvalidUsageError if there is no timing model of that name.
         """

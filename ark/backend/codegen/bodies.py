@@ -157,8 +157,8 @@ class Bodies:
         return code
 
     def _own(self, code: int, own: Body, sig: Signature) -> None:
-        """Adds the source of a vendor's function. Records whether it has a part for the leading
-        warp and whether it waits for its task's dependencies itself.
+        """Adds the source of a vendor's function. Records its properties, for example whether it
+        has extra code for the leading warp and whether it waits for its task's dependencies itself.
         """
         machine, name = self._machine, self.names[code]
         needed = (*own.headers(machine), *own.texts(sig, machine))

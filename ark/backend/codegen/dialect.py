@@ -35,8 +35,8 @@ class Source:
     loop: str = ""
 
 
-# A function that generates the source of the loop that the loading thread runs, for the signatures
-# (kinds of bodies) of a plan's ops.
+# The type of a function that generates the source of the loading thread's loop. Its arguments are
+# the signatures (kinds of bodies) of a plan's ops, and the machine.
 LoaderRule = Callable[[Sequence[Signature], Machine], str]
 
 

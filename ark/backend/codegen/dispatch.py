@@ -18,8 +18,8 @@ def dispatch(bodies: Bodies, seldom: Collection[int]) -> str:
     ark_dispatch.
     """
     # Some device functions wait for their tasks' counters themselves. If the kernel has such
-    # functions, the loop does not wait before the switch, and the switch's cases of all other
-    # functions do.
+    # functions, the loop does not wait before the switch. Instead, the switch waits in the cases of
+    # all other functions.
     enter = "if (!ark_enter(c)) return false;" if bodies.leads or bodies.entering else ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for code, name in enumerate(bodies.names):

@@ -161,8 +161,9 @@ def _parted(text: str, name: str, part: int) -> str:
 
 
 def _agreed(signatures: Sequence[Signature]) -> list[Signature]:
-    """Makes signatures equal that differ only in the alignment of operands, so that their ops share
-    a function. An operand is then aligned only if it is aligned in all of them.
+    """Makes signatures equal if they differ only in the alignment of operands, so that their ops
+    share a function. In the result, an operand counts as aligned only if it is aligned in all of
+    these signatures.
     """
     distinct = {sig.key: sig for sig in signatures}
     plain = {key: sig.with_aligned([False] * len(sig.operands)) for key, sig in distinct.items()}

@@ -32,9 +32,9 @@ ARK_DEVICE bool ark_agree_next(bool v, ark_u32) { return ark_all(v); }
 ARK_DEVICE bool ark_all_next(bool v, ark_u32) { return ark_all(v); }
 #endif
 
-// Called by the first warp after a branch that only its first lane has executed: returns that
-// lane's value in all lanes. On a backend whose lanes may stay diverged, it also makes them
-// converge.
+// Called by the first warp after a branch that only its first lane has executed: returns the first
+// lane's value of v in all lanes. On a backend whose lanes can stay diverged after a branch, it
+// also makes the lanes converge.
 #if !defined(ARK_HAS_REJOIN)
 ARK_DEVICE bool ark_rejoin(bool v) { return v; }
 #endif
@@ -64,8 +64,8 @@ ARK_DEVICE void ark_movers_begin(ark_u32 iteration);
 #endif
 
 #if defined(ARK_LOADS)
-// Called by all computing threads before the waits of task i. The loading warps, which walk the
-// list by themselves, then know that all earlier tasks of the list have ended.
+// Called by all computing threads before the waits of task i. Tells the loading warps, which
+// process the task list independently, that all tasks before task i have ended.
 ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 i);
 #endif
 
@@ -102,8 +102,9 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkRange range = {};
   ark_u32 ranged = ARK_PHASES;  // the phase that `range` belongs to
   for (ark_u32 iteration = p->first;; ++iteration) {
-    // The range of tasks and the first records are loaded before the wait for the iteration's
-    // begin, and only if they have changed.
+    // The range of tasks and the first records are loaded only if they have changed since the
+    // previous iteration. They are loaded before the wait for the iteration barrier, to overlap
+    // with it.
     if (ark_phase(phases, iteration) != ranged) {
       range = ark_range(p, processor, iteration, phases);
       ranged = ark_phase(phases, iteration);

@@ -129,8 +129,8 @@ ARK_DEVICE float ark_pow(float a, float b) {
   float series = 1.0f / 9.0f + q * (1.0f / 11.0f);
   series = 1.0f / 5.0f + q * (1.0f / 7.0f + q * series);
   series = 2.0f * s * q * (1.0f / 3.0f + q * series);
-  // near and log are rounded sums. near_rest and rest are the rounding errors of these sums,
-  // computed exactly, so that a pair has 48 bits.
+  // near and log are rounded sums. near_rest and rest are the exact rounding errors of these sums,
+  // so each sum and its error have 48 bits together.
   const float near = ark_plus(2.0f * s, series), large = whole_e * 0.693145752f;
   const float near_rest = ark_plus(series, -ark_plus(near, -2.0f * s));
   const float log = ark_plus(large, near), rest = ark_plus(near, -ark_plus(log, -large));

@@ -164,8 +164,8 @@ ARK_DEVICE ArkPack<T, N> ark_unpacked(const ArkWords<T, N>& held) {
   } both = {held};
   return both.pack;
 }
-// Stores a pack as 32-bit words, so that the compiler does not split it into elements. A backend
-// whose compiler would split the words' store too defines a store of 16 bytes.
+// Stores a pack as 32-bit words, so that the compiler does not split the store into elements. A
+// backend whose compiler would split the store of words too defines its own store of 16 bytes.
 template <typename T, int N>
 ARK_DEVICE void ark_store_held(const ArkPack<T, N>& held, T* p) {
   *reinterpret_cast<ArkPack<T, N>*>(p) = held;

@@ -135,8 +135,8 @@ struct ArkSpin {
 
 enum ArkVerdict { ARK_KEEP, ARK_TIMEOUT, ARK_ABORTED };
 
-// A mark in the machine code at the point where all stores of the block have arrived. Tools that
-// check the machine code look for it; by default it is empty.
+// Marks the point in the machine code at which all stores of the block have arrived. Tools that
+// check the machine code search for the mark. By default the macro is empty.
 #if !defined(ARK_BLOCK_ARRIVED)
 #define ARK_BLOCK_ARRIVED()
 #endif
