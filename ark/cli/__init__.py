@@ -164,8 +164,8 @@ def _check_given(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def _complain(text: str) -> None:
-    """Prints a paragraph on standard error. If this fails, the failure is ignored, because the exit
-    code already reports the error.
+    """Prints an error as a paragraph on standard error. A failure to print is ignored, because the
+    exit code already reports the error.
 
     If a launcher has opened a pipe for errors, the paragraph is sent to the launcher instead.
     """

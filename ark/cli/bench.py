@@ -151,8 +151,8 @@ def register(subparsers: Subparsers) -> None:
 
 
 def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
-    """Copies of the shape with each of the two numbers of layers; without them, the shape itself.
-    Raises InvalidUsageError unless the numbers fit the model and the run is a prediction.
+    """Copies of the shape, one with each of the two numbers of layers; without `layers`, the shape
+    itself. Raises InvalidUsageError unless the numbers fit and the run is a prediction.
     """
     if layers is None:
         return [shape]

@@ -103,8 +103,9 @@ def measure_each(
     suffix: str = "",
 ) -> Measured:
     """Measures the networks that `args` names (all of `names` by default) on a device of torch, and
-    writes the figures to args.json. resume: figures that this file already has are reused if ark,
-    torch and the machine are the same. suffix: what `measure` adds to a network's name.
+    writes the results to the file args.json. resume: True to reuse results that this file already
+    has, if ark, torch and the machine are the same. suffix: the text that `measure` appends to a
+    network's name.
     """
     ark.init(backend=args.backend)
     session.device(args.device)

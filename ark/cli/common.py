@@ -119,8 +119,8 @@ def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar on standard error, which disappears at the end. Nothing is shown if standard
-    error is not a terminal.
+    """Shows a progress bar on standard error, and removes it at the end. Nothing is shown if
+    `quiet` is True or standard error is not a terminal.
     """
     if quiet or not errors.is_terminal:
         yield lambda stage, done, total: None
@@ -169,8 +169,8 @@ def write_file(path: str, data: str | bytes) -> None:
 
 def write_results(path: str | None, results: Results, done: bool = True) -> None:
     """Writes the results of a bench in the format of ark.cli.measure.results. path: a file, - for
-    standard output, or None for no output. done: False if more results will follow; then only a
-    file is written.
+    standard output, or None for no output. done: False if the results are not complete yet; they
+    are then written only if `path` is a file.
     """
     if path == "-" and done:
         sys.stdout.write(encode(results))

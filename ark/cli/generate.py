@@ -225,8 +225,8 @@ def prompt_text(asked: str, ranks: Bootstrap) -> str:
     if asked != "-":
         try:
             asked.encode()
-        # In a locale without UTF-8, Python keeps the bytes of an argument that it cannot decode as
-        # surrogates. They are decoded again as UTF-8.
+        # If the locale is not UTF-8, Python represents bytes of an argument that it cannot decode
+        # as surrogates. The original bytes are decoded again as UTF-8 here.
         except UnicodeEncodeError:
             return os.fsencode(asked).decode("utf-8", "surrogateescape")
         return asked

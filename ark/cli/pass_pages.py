@@ -1,6 +1,6 @@
 """Writes the output of `ark plan --passes DIR`: a text file with the graph after each pass that
-changed it, and a self-contained HTML page with the differences and the savings of each pass. Called
-by ark.cli.plan.
+changed it, and a self-contained HTML page. The page shows, for each pass, the changed lines and the
+savings. Called by ark.cli.plan.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ def predicted_us(plan: Plan) -> dict[str, float]:
 def variant_table(
     planned: Plan, machine: Machine, plan_for: Callable[[Machine], Sequence[Plan]]
 ) -> str:
-    """The table of predicted times as text, one column per kernel variant. If the machine has
-    several variants, the model is planned again with only one of them at a time. A dash marks a
-    variant with which the model cannot be planned.
+    """The table of predicted times as text, with a column for each kernel variant. For each column,
+    the model is planned again for the machine with only this variant. A dash marks a variant with
+    which the model cannot be planned.
     """
     names = tuple(dict.fromkeys(variant.name for variant in machine.variants))
     columns: dict[str, Mapping[str, float]] = {}

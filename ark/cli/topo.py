@@ -239,8 +239,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _candidates(args: argparse.Namespace, topology: Topology) -> Iterator[tuple[str, int | None]]:
     """Yields (algorithm, k) for every algorithm that supports the collective. k is the number of
-    trees per root of a synthesis with forestcoll; None means the algorithm's default. forestcoll is
-    tried with k = 1 too.
+    trees per root, which only forestcoll uses; None means the default. forestcoll is yielded with
+    its default and with k = 1.
     """
     for name in algorithms(topology, args.collective, args.reduction):
         yield name, None

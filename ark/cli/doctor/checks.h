@@ -45,8 +45,9 @@ ARK_DEVICE void ark_check_meet(const ArkParams* p, ark_u64 start) {
   }
 }
 
-// Pairs of processors: one stores data by plain stores and then signals a counter, the other waits
-// and reads. Results: the number of completed rounds, and the number of wrong words.
+// Checks messages between pairs of processors. One processor stores data by plain stores and then
+// signals a counter; the other waits for the counter and reads the data. Results: the number of
+// completed rounds, and the number of wrong words.
 ARK_DEVICE void ark_check_message(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32 pair = processor / 2u, words = p->trace_capacity;
   if ((processor | 1u) >= p->processors) return;
@@ -76,8 +77,9 @@ ARK_DEVICE void ark_check_message(const ArkParams* p, ark_u32 processor, ark_u64
   }
 }
 
-// Pairs of processors: one overwrites packets while the other reads them. Results: the number of
-// threads that saw the last round, of torn packets, and of packets older than one seen before.
+// Checks packets between pairs of processors: one processor overwrites packets while the other
+// reads them. Results: the number of threads that saw the last round, the number of torn packets,
+// and the number of reads that returned an older packet than an earlier read.
 ARK_DEVICE void ark_check_packets(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   const ark_u32 pair = processor / 2u;
   if ((processor | 1u) >= p->processors) return;
@@ -128,8 +130,9 @@ ARK_DEVICE void ark_check_host(const ArkParams* p, ark_u32 processor, ark_u64 st
   }
 }
 
-// In each round every processor records the time after all have passed a barrier. Then the kernel
-// runs for idle_ns. Results: 64 bits for each processor and round.
+// Checks the clock. In each round, all processors pass a barrier, and then each records its time.
+// After the rounds the kernel runs for idle_ns nanoseconds. Results: the 64-bit times of each
+// processor in each round.
 ARK_DEVICE void ark_check_clock(const ArkParams* p, ark_u32 processor, ark_u64 start) {
   if (ark_tid() != 0) return;
   ark_u64* times =

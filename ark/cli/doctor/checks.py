@@ -79,8 +79,8 @@ def _message(bench: Bench, system: bool) -> Finding:
 
 
 def messages(bench: Bench) -> Finding:
-    """Checks messages: a processor writes data by plain stores and then a counter; another
-    processor waits for the counter and reads the data.
+    """Checks messages between processors: one processor writes data by plain stores and then
+    increments a counter; another processor waits for the counter and must read the new data.
     """
     return _message(bench, system=False)
 
@@ -271,8 +271,8 @@ def freeing(bench: Bench) -> Finding:
 
 
 def compiler(bench: Bench) -> Finding:
-    """Checks the compiler with matmuls and attention that have known results. The check always
-    runs, also if this compiler has passed before.
+    """Checks the compiler with matmuls and attention that have known results. The check runs even
+    if this compiler has passed it before.
     """
     compiler = toolchain.toolchain(bench.backend, bench.device)
     if compiler is None:

@@ -75,8 +75,9 @@ def named(plan: Plan) -> list[PlanTensor]:
 
 
 class _Segments:
-    """Numbers the segments of memory. First come the arenas, the plan's allocations by purpose
-    (activations, parameters, state, ...), then each external buffer.
+    """Numbers the segments of memory. The first segments are the plan's arenas, which are
+    allocations by purpose (activations, parameters, state, ...). Then each external buffer is a
+    segment.
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -38,8 +38,8 @@ from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 CHAIN, FEW = 32, 8  # length of a chain of dependent collectives, for small and for large sizes
-# For messages of more than these numbers of bytes, a benchmark's chain of collectives is shorter,
-# because planning a chain of the usual length would take minutes.
+# Sizes in bytes from which the measured chain of collectives is shorter than usual, because
+# planning a chain of the usual length would take minutes.
 LARGE, HUGE = 4 << 20, 64 << 20
 
 
@@ -183,8 +183,8 @@ def wrong_elements(
 
 
 def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
-    """The verified plans of all ranks for a case. They have a chain of collectives if a result can
-    be the input of the next collective, otherwise a single one.
+    """The verified plans of all ranks for a case. If the result of the collective can be its next
+    input, the plans have a chain of collectives; otherwise they have a single collective.
     """
     key = case_key(case, world)
     machine = machine_for(device.machine, world, key)

@@ -35,8 +35,8 @@ _SPLIT_PUTS = 8  # a put is also measured as this many smaller ones
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _ENGINES = (PACKET, THREADS)
 _SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
-# In the measured exchange a rank keeps half of its data and sends the other half, so its tensor has
-# twice the bytes of a put.
+# In the measured exchange, a rank sends half of its tensor and keeps the other half, so the tensor
+# has twice the bytes of a put.
 _PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES_BYTES}
 _MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _SPLIT_PUTS) for e in _ENGINES}
 _SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}

@@ -325,8 +325,8 @@ def _compare(
     if not accelerated:
         torch.set_num_threads(executor.machine.processors)
         torch_weights = {k: v.float() for k, v in torch_weights.items()}
-    # torch's attention reads the whole cache. So for each context, a decoder is created whose cache
-    # has exactly the length that is needed.
+    # torch's attention reads the whole cache, also unused positions. So for each context, a decoder
+    # is created whose cache has exactly the necessary length.
     for row in figures.contexts:
         room = row.context + max(tokens, GREEDY_STEPS) + 1
         decoder = TorchDecoder(shape.config, torch_weights, room, place, batch=shape.batch)

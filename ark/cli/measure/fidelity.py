@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 GREEDY_STEPS = 16
-# The largest relative error of a row of logits that rounding explains, by the type of the weights.
-# Larger errors count as wrong results.
+# For each type of weights, the largest relative error of a row of logits that rounding can cause. A
+# larger error counts as a wrong result.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
 
 

@@ -32,8 +32,9 @@ def _layers(sizes: Sequence[int]) -> nn.Sequential:
 
 
 class Recommender(nn.Module):
-    """DLRM (Naumov et al. 2019): embeddings of categories and a dense part, the inner products of
-    all pairs of these, and two perceptrons.
+    """DLRM (Naumov et al. 2019). One perceptron computes a vector from the dense inputs, and each
+    category has an embedding. A second perceptron reads the computed vector and the inner products
+    of all pairs of these vectors.
     """
 
     def __init__(self, tables: int = 26, rows: int = 10000, width: int = 64) -> None:

@@ -176,8 +176,8 @@ def line_of(error: Exception) -> str:
 
 
 def times(call: Callable[[], Any], place: str, repeats: int) -> tuple[float, float, float]:
-    """Median seconds of three times: one of many consecutive calls, a call whose end is waited for,
-    and the time until a call returns.
+    """Medians of three times in seconds: the time of one of many consecutive calls, the time of a
+    single call until the device has finished, and the time until a call returns.
     """
     done = waiting(place != "cpu")
     for _ in range(3):

@@ -54,7 +54,8 @@ def perplexity(
 
     The text is cut into windows of `context` tokens (by default the model's limit, at most 4,096).
     The first token of a window is not predicted. chunk: the number of tokens per iteration; with 1
-    the model computes as in decoding. Raises InvalidUsageError for fewer than two tokens.
+    the model computes one token at a time, as in decoding. Raises InvalidUsageError for fewer than
+    two tokens.
     """
     if len(tokens) < 2:
         raise InvalidUsageError(

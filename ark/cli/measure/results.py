@@ -36,8 +36,9 @@ Commit = Annotated[str, Meta(pattern=r"^([0-9a-f]{7,40}(-changed)?)?$")]
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machine of a run. name: the device's own name. processors: the number that the kernel
-    used. devices: the number of devices, which is one or the number of ranks.
+    """The machine on which a bench ran. name: the name that the device reports. processors: the
+    number of processors that the kernel used. devices: the number of devices, which is one or the
+    number of ranks.
     """
 
     name: Word

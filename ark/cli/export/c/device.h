@@ -20,8 +20,8 @@ int ark_device_write(ark_instance* instance, uint64_t to, const void* from, size
 int ark_device_read(ark_instance* instance, void* to, uint64_t from, size_t nbytes);
 int ark_device_zero(ark_instance* instance, uint64_t at, size_t nbytes);
 
-// Writes the device's own description (ARK_MAP_BYTES, such as a tensor map) of a matrix at an
-// address. The device copies boxes of the matrix with it.
+// Writes the descriptor with which the device copies boxes of a matrix (such as a tensor map) to
+// `made`, which has ARK_MAP_BYTES bytes. address: the matrix's address on the device.
 int ark_device_map(ark_instance* instance, const ark_box_map* map, uint64_t address, void* made);
 
 // Runs one of the model's kernels. Returns when it has ended.

@@ -38,9 +38,9 @@ typedef struct {
   int parameter;
 } ark_tensor;
 
-// The properties of a decoder. stops: token ids that end a text: stop_count of them, then -1 up to
-// stop_room elements, the size of the plan's tensor of stop tokens. begins: nonzero if a separate
-// phase computes the last chunk of a prompt.
+// The properties of a decoder. stops: an array of stop_room elements, as many as the plan's tensor
+// of stop tokens has. The first stop_count elements are the token ids that end a text; the others
+// are -1. begins: nonzero if a separate phase computes the last chunk of a prompt.
 typedef struct {
   uint32_t context, chunk, vocabulary, begins, stop_count, stop_room;
   const int32_t* stops;
@@ -91,8 +91,8 @@ struct ark_model {
   const ark_decoder* decoder;  // null if the model is not a decoder
 };
 
-// The number of a model's tables (arrays that the loop kernel reads). The first ones are in the
-// order of the first fields of ArkParams; the last one has the lists of operands.
+// The number of a model's tables (arrays that the loop kernel reads). The tables are in the order
+// of the first fields of ArkParams, except the last one, which has the lists of operands.
 enum { ARK_TABLES = 6 };
 enum { ARK_MAP_BYTES = 128 };
 
