@@ -175,8 +175,9 @@ def _graph(args: argparse.Namespace, machine: Machine) -> Graph:
 
 
 def _work(prediction: Prediction) -> tuple[float, tuple[Whole, ...]]:
-    """How a stage's work is divided among its ranks: the fraction of the work that each rank
-    computes, and the ops that are not divided, so that every rank computes them completely.
+    """Describes how the work of a pipeline stage is divided among its ranks. Returns the fraction
+    of the work that each rank computes, and the ops that are not divided but computed by every
+    rank.
     """
     nodes = [node for cost in prediction.blocks for node in cost.block.nodes]
     return whole_in(

@@ -86,8 +86,9 @@ def dimensions(texts: list[str]) -> dict[str, int]:
 
 
 def _named(texts: list[str], names: list[str], role: str) -> dict[str, str]:
-    """The files by the name of the model's input or output. texts: NAME=FILE, or FILE alone. Files
-    without a name are assigned, in order, to the names that have no file yet.
+    """Assigns files to the model's inputs or outputs; returns the file for each name. texts:
+    arguments NAME=FILE, or FILE alone. Files without a name are assigned, in order, to the names
+    that have no file yet.
     """
     files: dict[str, str] = {}
     plain = []

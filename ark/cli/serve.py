@@ -287,8 +287,9 @@ def _serve(args: argparse.Namespace, ranks: Bootstrap | None) -> int:
 
 
 def _end_in_any_case(error: GpuError) -> None:
-    """Ends the process with the error if it still runs after RELEASE_S. A device that has failed
-    may never be released, but only a process that has ended is started again.
+    """Ends the process with the error if it still runs after RELEASE_S seconds. A failed device may
+    never be released, so the process could hang, and a server can be restarted only after its
+    process has ended.
     """
 
     def end() -> None:

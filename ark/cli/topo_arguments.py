@@ -41,8 +41,8 @@ def add_arguments(command: argparse.ArgumentParser, name: str) -> None:
             help="trees a root, of forestcoll (default: the optimum's)",
         )
     if name in ("synthesize", "simulate", "compare"):
-        # `simulate` can read a program from a file instead. It must know whether these options are
-        # given, so they have no defaults there.
+        # These options describe the program to synthesise. `simulate` can also read a program from
+        # a file. It must know whether the user gave the options, so they have no defaults there.
         usual = name != "simulate"
         default = "all_gather" if usual else None
         command.add_argument(

@@ -104,8 +104,8 @@ def _tell(product: Product) -> Callable[[Cut, float | None], None]:
 
 
 def _plans(sources: list[str], dims: list[str], machine: Machine) -> list[Plan]:
-    """The plans of the sources, which are models, plan files or bench cases. Tilings that earlier
-    runs of `ark tune` have stored are not used.
+    """The plans of `sources`, each of which names a model, a plan file or a bench case. The plans
+    do not use tilings that earlier runs of `ark tune` have stored.
     """
     plans: list[Plan] = []
     for source in sources:

@@ -90,8 +90,9 @@ class Outcome:
 
 
 def asks(number: int, rate: float, words: int, tokens: int, seed: int) -> list[Ask]:
-    """Requests at random times, `rate` per second (infinite: all at once). Prompts have `words`
-    words and answers `tokens` tokens on average; their lengths vary as in conversations.
+    """Creates requests at random times, `rate` per second on average; if `rate` is infinite, all at
+    once. On average a prompt has `words` words and an answer `tokens` tokens; their lengths vary as
+    in conversations.
     """
     draw = random.Random(seed)
     vocabulary = PROMPT_TEXT.split()
@@ -209,8 +210,9 @@ def _message(text: bytes) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """The outcomes at one rate. Times are in seconds, by p50, p90 and p99. goodput: requests per
-    second that met the goals, or None without goals.
+    """Statistics of the requests at one rate of requests. Times are in seconds, as the percentiles
+    p50, p90 and p99. goodput: requests per second that met the goals for latency, or None without
+    goals.
     """
 
     rate: float

@@ -1,5 +1,5 @@
-"""Builds the sweep's cases of `ark bench ops`. Each is a function of torch, from which the torch
-front end derives ark's version. Called by ark.cli.measure.cases.
+"""Builds cases of `ark bench ops` for the sweep over many shapes of common torch ops. A case is a
+torch function; ark's torch front end converts it to ark's ops. Called by ark.cli.measure.cases.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The sweep's elementwise cases: functions of one and of two tensors, of integers, and of broadcast
-and strided operands, and casts. Called by ark.cli.measure.cases.
+"""The elementwise cases of the sweep over many shapes of common torch ops: functions of one and of
+two tensors, functions of integers, broadcast and strided operands, and casts. Called by
+ark.cli.measure.cases.
 """
 
 from __future__ import annotations

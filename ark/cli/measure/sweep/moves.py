@@ -1,5 +1,5 @@
-"""The sweep's cases that move elements: row lookups, concatenation, slicing, windows, and small
-matmuls. Called by ark.cli.measure.cases.
+"""The cases that move elements, of the sweep over many shapes of common torch ops: row lookups,
+concatenation, slicing, windows, and small matmuls. Called by ark.cli.measure.cases.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The sweep's cases along a dimension: sums, extremes, moments, softmax, norms, losses, scans,
-top-k. Called by ark.cli.measure.cases.
+"""The cases that work along a dimension, of the sweep over many shapes of common torch ops: sums,
+extremes, moments, softmax, norms, losses, scans, top-k. Called by ark.cli.measure.cases.
 """
 
 from __future__ import annotations
