@@ -55,8 +55,8 @@ def _circuit(pairs: list[tuple[int, int]], ranks: int) -> list[int] | None:
     model = cp_model.CpModel()
     taken = {pair: model.new_bool_var("") for pair in pairs}
     model.add_circuit([(src, dst, var) for (src, dst), var in taken.items()])
-    # Of several solutions, the solver prefers a circuit in which consecutive rank numbers are
-    # adjacent, so that the result is always the same.
+    # If several circuits are equally fast, this objective selects one in which consecutive rank
+    # numbers are adjacent, so that the result is always the same.
     model.minimize(sum(((dst - src) % ranks) * var for (src, dst), var in taken.items()))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1

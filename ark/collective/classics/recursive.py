@@ -10,8 +10,8 @@ from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 
 def gather_doubling(b: ProgramBuilder) -> None:
-    """An all-gather by recursive doubling, into `out`. After step i, every rank holds the 2**(i+1)
-    shards of its block of ranks.
+    """An all-gather by recursive doubling, into `out`. After step i (from 0), every rank holds the
+    shards of its block of 2**(i+1) consecutive ranks.
     """
     shard = b.chunks // b.ranks
     distance = 1
@@ -24,8 +24,9 @@ def gather_doubling(b: ProgramBuilder) -> None:
 
 
 def reduce_scatter_halving(b: ProgramBuilder) -> None:
-    """A reduce-scatter by recursive halving. In each step, partners exchange the half of the data
-    whose shards belong to the partner's side. The farthest partners come first.
+    """A reduce-scatter by recursive halving. In each step, a rank sends its partner that half of
+    its remaining data whose owners are on the partner's side, and sums the half that it receives.
+    The first step has the most distant partners.
     """
     scratch_levels = b.ranks.bit_length() - 1
     shard = b.chunks // b.ranks

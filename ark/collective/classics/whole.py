@@ -29,8 +29,9 @@ def adasum_tree(b: ProgramBuilder) -> None:
 
 
 def adasum_halving(b: ProgramBuilder) -> None:
-    """Adasum by recursive halving. In each level, slices have half the size and partners twice the
-    distance. The dot products of a level are sums over 2**(level+1) ranks.
+    """Adasum by recursive halving. At each level, the slices of the tensor are half as long as
+    before, and the partners are twice as far apart. The dot products of a level are sums of the
+    partial dot products of 2**(level+1) ranks.
     """
     levels = b.ranks.bit_length() - 1
     received = b.scratch(levels * b.chunks, "receive")

@@ -105,8 +105,9 @@ class RootedCuts:
                 broken.append(Violation(total - flow, side[: self._count]))
                 if first_only:
                     break
-            # All cuts whose set lacks one of these ranks have been examined. Arcs of unlimited
-            # capacity from the source force these ranks into the sets of all remaining cuts.
+            # All cuts whose node set lacks some rank of this orbit have been examined. Arcs of
+            # unlimited capacity from the source force these ranks into the node sets of all
+            # remaining cuts.
             for rank in orbit:
                 solver.set_arc_capacity(self._first_source_arc + rank, endless)
         return broken

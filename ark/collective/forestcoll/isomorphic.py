@@ -151,8 +151,8 @@ class _Budget:
         return True
 
     def take_copies(self, most: int) -> int:
-        """Uses all links of the current tree again, for further copies of the tree: as often as
-        possible but at most `most` times. Returns how often.
+        """Adds copies of the current tree, as many as the remaining uses of its links permit, but
+        at most `most`. Returns the number of added copies.
         """
         copies = min([most, *(self._left[orbit] // n for orbit, n in self._used.items())])
         for orbit, count in self._used.items():

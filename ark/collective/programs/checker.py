@@ -35,8 +35,8 @@ Place = tuple[int, str, int]
 
 
 class Value(NamedTuple):
-    """The content of a slot: the chunk of the data, and the contributions that are summed. divide:
-    the number by which the sum was divided.
+    """The content of a slot: the number of the chunk, and the contributions that were reduced into
+    it. divide: the number by which the result was divided.
     """
 
     chunk: int

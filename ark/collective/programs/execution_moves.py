@@ -24,8 +24,8 @@ REDUCES = ("copy", "re", "res", "rre", "rres", "cpkt", "upkt", "repkt", "recpkt"
            "recspkt")  # fmt: skip
 GROUPS = ("gstore", "gstorepkt", "glre", "glres")
 MOVES = (*PUTS, "get", *REDUCES, *GROUPS)
-# For each operation that reads packets, the index of the first of its sources that is a packet.
-# PACKETS_WRITTEN has the same for operations that write packets and their targets.
+# For each operation that reads packets, the index of the first source that consists of packets.
+# PACKETS_WRITTEN has, for each operation that writes packets, the index of its first such target.
 PACKETS_READ = {"rppkt": 0, "upkt": 0, "gstorepkt": 0, "repkt": 1, "recpkt": 1, "respkt": 1,
                 "recspkt": 1}  # fmt: skip
 PACKETS_WRITTEN = {"ppkt": 0, "rppkt": 0, "cpkt": 0, "gstorepkt": 0, "recpkt": 1, "respkt": 1,
@@ -82,8 +82,9 @@ def share(op: form.Op, parts: int) -> form.Op:
 
 
 class Mover:
-    """Converts operations and collects the operations of the program. operations: those of each
-    rank so far. wire: for each rank, the number of slots in use that hold copies of peers' data.
+    """Converts operations of an execution plan and collects the operations of the program.
+    operations: the operations of each rank so far. wire: for each rank, the number of scratch slots
+    in use for copies of peers' data.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class Mover:
 
     @property
     def works(self) -> bool:
-        """True for a reduce-scatter in place, which would overwrite its input. Such a plan works on
-        a copy of its input in scratch memory.
+        """True if the plan is a reduce-scatter in place, which overwrites its input. The program
+        then works on a copy of the input in scratch memory.
         """
         return self.plan.inplace and self.collective is Collective.REDUCE_SCATTER
 

@@ -174,8 +174,8 @@ class _Reader:
         b = self.builder
         if self.scratch:
             b.scratch(self.scratch, "s")
-        # For each rank, the number of chunks that steps send to it, and that its own steps keep in
-        # other slots. The program needs so many additional slots.
+        # For each rank, the number of additional slots that the program needs: one for each chunk
+        # that is sent to the rank, and one for each chunk that its own steps keep in other slots.
         arriving: dict[int, int] = defaultdict(int)
         for rank, blocks in enumerate(self.blocks):
             for block in blocks:

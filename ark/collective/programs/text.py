@@ -139,7 +139,7 @@ class _Program(Closed, frozen=True):
 def from_json(text: str) -> CollectiveProgram:
     """Reads the output of `to_json`. The program is not checked: call `check` on the result.
 
-    Raises ModelError with the location on anything that is not such a program.
+    Raises ModelError with the location if the text is not a program in this form.
     """
     form = read(text, _Program, "the collective program")
     return CollectiveProgram(

@@ -48,8 +48,8 @@ def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | N
 
 
 class _Loads:
-    """For every physical link, the time in ticks for which the routes that were chosen before
-    occupy it, including the images of these routes under the symmetries.
+    """The load of every physical link: the time in ticks for which the routes chosen so far, and
+    their images under the symmetries, occupy the link.
     """
 
     def __init__(self, choices: Choices) -> None:

@@ -169,8 +169,9 @@ class _Model:
         return [bool(solver.value(v)) for v in sent]
 
     def _wish(self, edge: Edge) -> int:
-        """The sketch's preference for the switch of this logical link: 1 to use few connections of
-        the switch (uc-min), -1 to use many (uc-max), 0 for no preference.
+        """The weight of this logical link in the objective, by the sketch's strategy for the link's
+        switch: 1 to use few connections of the switch (uc-min), -1 to use many (uc-max), 0 for no
+        preference.
         """
         sketch, size = self.graph.sketch, self.graph.per_box
         if edge.sender is None:
