@@ -104,8 +104,8 @@ class Array:
         return None
 
     def view(self, memory: Memory) -> Any:
-        """A view of device memory with this array's number of bytes, in the form that `write_to`
-        and `read_from` take.
+        """A view of as many bytes of `memory` as the array has. `write_to` and `read_from` take
+        such views.
         """
         raise NotImplementedError
 

@@ -36,8 +36,8 @@ class Waiting:
 
 
 class Arrivals:
-    """Determines the sender of each receive. Receives take messages in the order in which they were
-    called; a receive that names a sender takes only that sender's messages.
+    """Determines the sender of each receive. Receives get messages in the order in which the
+    receives were called. A receive that names a sender gets only messages of this sender.
     """
 
     def __init__(self, job: Bootstrap) -> None:

@@ -83,8 +83,9 @@ def check_size(key: Key, world: int) -> None:
 
 
 def algorithm(key: Key, world: int) -> str | CollectiveProgram:
-    """The algorithm of a call. It is the key's own unless that is "auto", which means two_shot for
-    an all-reduce of more than 256 KiB over more than two ranks, and one_shot for every other call.
+    """The algorithm of a call. It is the algorithm of `key`, unless this is "auto". "auto" means
+    two_shot for an all-reduce of more than 256 KiB over more than two ranks, and one_shot for all
+    other calls.
     """
     if key.algorithm != "auto":
         return key.algorithm
@@ -185,8 +186,8 @@ class Call:
         self._begin()
 
     def view(self, array: Array, memory: Memory) -> Any:
-        """A view of device memory of this call, in the form that the array's write_to and read_from
-        take. It is created once and cached.
+        """A view of this call's device memory for `array`, whose write_to and read_from take such
+        views. The view is created once and cached.
         """
         key = (type(array), memory.address)
         if key not in self._views:

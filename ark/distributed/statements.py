@@ -54,8 +54,8 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.calls[-1].number if self.calls else 0
 
     def is_past(self, number: int, chain: int) -> bool:
-        """True if the rank made the call with this number and chain, and has returned from it,
-        because it made a later call.
+        """True if the rank has returned from the call with this number and fingerprint (`chain`).
+        This is known if the rank has made a later call.
         """
         same = {call.number: call.chain for call in self.calls}.get(number, chain) == chain
         return same and self.last > number

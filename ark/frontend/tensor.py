@@ -134,7 +134,8 @@ class Tensor:
         self.model.keep(self.storage)
 
     def to_numpy(self, ndarray: np.ndarray | None = None, stream: StreamLike = 0) -> np.ndarray:
-        """A copy of the contents (bf16 as ml_dtypes.bfloat16), into `ndarray` if given.
+        """Returns a copy of the contents; bf16 becomes ml_dtypes.bfloat16. If `ndarray` is given,
+        the contents are copied into it.
 
         Waits for `stream`, and for iterations in progress.
         """

@@ -123,8 +123,9 @@ def _normed(p: _Pair) -> bool:
 
 
 def _reshaped(p: _Pair) -> bool:
-    """The rule for a reshape: the padding must stay at the end of the memory of each part. This
-    holds if the product of the sizes before the padded dimension is the same in input and result.
+    """The rule for a reshape: the padding must be at the end of a dimension of the result, too.
+    This holds if the product of the sizes before the padded dimension is the same in input and
+    result.
     """
     results = [s.results[0].shape for s in (p.exact, p.wide) if s.results[0] is not None]
     before, after = p.dims(), differing(*results)

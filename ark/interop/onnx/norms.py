@@ -41,8 +41,8 @@ def _group_norm(call: Call) -> Value:
 
 
 def _row(call: Call, axis: int) -> Any:
-    """The first input as a matrix: the dimensions before `axis` are joined to the rows' number,
-    those from `axis` on to one row.
+    """The first input as a matrix: the dimensions before `axis` are joined to the dimension of
+    rows, and the dimensions from `axis` on to the dimension of columns.
     """
     shape = call.shape(0)
     return ark.reshape(call.tensor(0), [math.prod(shape[:axis]), math.prod(shape[axis:])])

@@ -1,4 +1,4 @@
-"""Recurrent layers (RNN, GRU, LSTM), computed step by step.
+"""Converts recurrent layers (RNN, GRU, LSTM) to ops for each step.
 
 One matrix product computes the contribution of the inputs for all steps. Each step adds the
 contribution of the hidden state.

@@ -121,8 +121,8 @@ operator("CumProd")(_running(ark.cumprod))
 
 
 def _ranked(rows: Any, k: int, largest: bool, unsigned: bool) -> tuple[Any, Any]:
-    """TopK of integers, by ranks: the rank of an element is the number of elements in its row that
-    precede it in the result's order. An element of rank r is element r of the result.
+    """Computes TopK of integers by counting. For each element, the elements of its row that precede
+    it in sorted order are counted. Their number is the position of the element in the result.
     """
     count, n = rows.ir.shape
     if n > MAX_RANKED_ROW_ELEMENTS:

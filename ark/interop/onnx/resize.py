@@ -64,8 +64,8 @@ def _resize(call: Call) -> Value:
 
 
 def _product(call: Call, weights: np.ndarray, tensor: Any) -> Any:
-    """Interpolates along the last dimension: the product of a tensor (..., n) with weights (size,
-    n), a tensor (..., size).
+    """Interpolates along the last dimension. Multiplies a tensor (..., n) by weights (size, n); the
+    result has the shape (..., size).
     """
     other = call.constant(np.ascontiguousarray(weights.T))
     other = other if tensor.ir.dtype == ark.fp32 else ark.cast(other, tensor.ir.dtype)

@@ -215,8 +215,8 @@ class Call:
         return value.array
 
     def decides(self, place: int) -> bool:
-        """True if the input depends only on those inputs of the model that have integer types.
-        Their contents may become part of a kernel's key.
+        """True if input number `place` depends only on inputs of the model with integer types.
+        Contents of such inputs may become part of a kernel's key.
         """
         return self.value(place).inputs <= self.whole_inputs
 

@@ -359,8 +359,8 @@ class Padding:
         return now, {s: bucket(n, self._bounds[s]) for s, n in now.items()}
 
     def pad(self, given: Sequence[Any], now: dict[Any, int], up: dict[Any, int]) -> list[Any]:
-        """The arguments with rounded sizes. Added elements are 0. now, up: the exact and the
-        rounded size of each symbol.
+        """Returns the arguments, padded with zeros to the rounded sizes. now: the exact size of
+        each symbol. up: the rounded size of each symbol.
         """
         padded: list[Any] = []
         for value, places in zip(given, self._inputs, strict=True):

@@ -24,8 +24,8 @@ WRITES = ("slice_scatter", "select_scatter", "diagonal_scatter", "index_put", "s
 
 
 def fold_constants(module: fx.GraphModule) -> None:
-    """Replaces nodes that depend on operators of WRITES, and on no input, by tensors that the
-    module holds. Single numbers and results of more than MAX_BYTES stay.
+    """Replaces nodes by constant tensors of the module, if they depend on operators of WRITES and
+    on no input. Single numbers and results of more than MAX_BYTES bytes are not replaced.
     """
     known: dict[fx.Node, torch.Tensor] = {}
     filled: dict[fx.Node, torch.Tensor] = {}

@@ -378,8 +378,8 @@ def _part(batch: Value, share: int, shares: int) -> Value:
 
 
 def inference_model(module: torch.nn.Module, options: Options | None = None) -> Executor:
-    """The module in eval mode; parts of a module in this mode keep their own modes. Each call of
-    the result is one launch with options.device_iterations iterations.
+    """Wraps the module in eval mode. If it is in eval mode already, its submodules keep their
+    modes. Each call of the result is one launch of options.device_iterations iterations.
     """
     return Executor(module, options)
 

@@ -133,8 +133,8 @@ def _pass_images(module: fx.GraphModule, parts: Sequence[list[fx.Node]]) -> None
 
 
 def _is_image(node: fx.Node) -> bool:
-    """True for an image of several pixels whose convolutions are computed by matrix units, with
-    channels that are a multiple of 16 bytes.
+    """True if the node is an image of several pixels, its convolutions are computed by matrix
+    units, and the channels of a pixel take a multiple of 16 bytes.
     """
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() != 4 or not value.is_contiguous():

@@ -216,8 +216,9 @@ class Program:
             executor.resume(iterations).wait()
 
     def _seen(self, inputs: list[Any]) -> list[torch.Tensor]:
-        """The inputs whose address may differ in each call (moving tensors), or copies of them that
-        the kernel can read. Called if anything differs from the previous call.
+        """Returns the moving tensors, which are the inputs that may have another address in each
+        call, or copies of them that the kernel can read. Called if anything differs from the
+        previous call.
         """
         if len(inputs) != self._given:
             raise InvalidUsageError(f"expected {self._given} tensors, got {len(inputs)}")

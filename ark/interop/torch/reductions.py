@@ -157,8 +157,8 @@ def _recurrence(call: Call, factors: Value, terms: Value, dim: int) -> Any:
 
 
 def _largest(rows: ark.Tensor, k: int, placed: bool, largest: bool) -> tuple[Any, Any]:
-    """ark.topk of rows. Few long rows are divided into parts first, so that all processors have
-    work. placed: True if the indices are needed too.
+    """ark.topk of rows. If there are few long rows, they are first divided into parts, so that all
+    processors have work. placed: True if the indices of the elements are needed too.
     """
     many, n = rows.shape()
     parts = -(-n // MAX_SORTED_ELEMENTS)
