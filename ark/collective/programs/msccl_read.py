@@ -62,8 +62,7 @@ def from_xml(text: str, reduction: str = "sum") -> CollectiveProgram:
     """
     if len(text) > _MOST_BYTES or re.search(r"<!(DOCTYPE|ENTITY)", text, re.IGNORECASE):
         raise ModelError(
-            f"the MSCCL XML is longer than {_MOST_BYTES} characters or defines entities; it may do "
-            "neither"
+            f"the MSCCL XML must have at most {_MOST_BYTES} characters and must not define entities"
         )
     try:
         root = ElementTree.fromstring(text)
@@ -98,7 +97,9 @@ class _Reader:
         self.ranks = _number(root, "ngpus", 1, _MOST_RANKS, "")
         gpus = {_number(g, "id", 0, self.ranks - 1, ""): g for g in root.findall("gpu")}
         if len(gpus) != self.ranks:
-            raise ModelError(f"the algorithm is of {self.ranks} ranks, but describes {len(gpus)}")
+            raise ModelError(
+                f"the algorithm has ngpus={self.ranks}, but {len(gpus)} <gpu> elements"
+            )
         first = gpus[0]
         slots = [_number(first, n, 0, _MOST_CHUNKS, "0") for n in ("i_chunks", "o_chunks")]
         chunks = max(*slots, 1)

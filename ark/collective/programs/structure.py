@@ -111,4 +111,4 @@ def _check_shape(p: CollectiveProgram, op: Operation, fault: Callable[[str], Pla
         good = good and set(counts) == {op.dst.count} and len(set(dots)) == 1
         good = good and not (op.kind is Kind.REDUCE and dots[0] and op.reduce != "sum")
     if not good:
-        raise fault("has spans whose number, length or kind does not fit.")
+        raise fault("must have spans of the number, length and kind that this operation takes.")

@@ -95,7 +95,7 @@ def test_out_of_range_operands_are_refused():
         ({"peer": None}, "must have a peer"),
         ({"deps": (OpRef(7, 0),)}, "does not exist"),
         ({"deps": (OpRef(1, 99),)}, "does not exist"),
-        ({"srcs": (Span("in", 0, 2),)}, "does not fit"),
+        ({"srcs": (Span("in", 0, 2),)}, "number, length and kind"),
         ({"divide": 2}, "divides"),
         ({"reduce": "sum"}, "does not fit its kind"),
     ):
@@ -106,7 +106,7 @@ def test_out_of_range_operands_are_refused():
         ({"reduce": "max"}, "does not compute sum"),
         ({"divide": 0}, "divides"),
         ({"divide": 3}, "combines a value that was already divided|must hold|divided"),
-        ({"srcs": (Span("in", 0),)}, "does not fit"),
+        ({"srcs": (Span("in", 0),)}, "number, length and kind"),
         ({"route": ("g0", "g1")}, "only puts have one"),
     ):
         refuse(with_ops(program, edit(0, reduce, **fields)), says)
