@@ -23,9 +23,9 @@ ALONG = (False, True)  # for the left and the right side: the transpose flag if 
 
 def boxes(node: Node, machine: Machine) -> bool:
     """True if warpgroups should compute this product. Matrix units must support its types, and its
-    result must be large enough. Box copies must be able to load both operands. An operand that they
-    cannot load is accepted if it is read so often that a copy to aligned rows first costs less than
-    it saves.
+    result must be large enough. Box copies must be able to load both operands. If they cannot load
+    an operand, it must first be copied to aligned rows; this pays off only if each of its elements
+    is multiplied many times.
     """
     out, full = node.outputs[0], box_tiles(machine).least_rows
     return (

@@ -54,13 +54,14 @@ def choose(graph: Graph, context: Context) -> tuple[Machine, ...]:
 
 
 def choices(graph: Graph, context: Context) -> list[Choice]:
-    """The kernel variant that is chosen for each phase. A phase is an entry point of the model, for
-    example the decoding of tokens or the reading of a prompt.
+    """Returns the kernel variant of each phase. A phase is an entry point of the model, for example
+    the decoding of tokens or the reading of a prompt.
 
-    All phases have the variant of the last one, with two exceptions. Phases before it that read
-    prompts have a variant in which one warp loads operands for warpgroups, if the machine has such
-    a variant. Phases that decode sequences with paged attention have the variant that suits their
-    own number of rows, because a launch runs only one of these phases.
+    By default, all phases have the variant that is chosen for the last phase. There are two
+    exceptions. Earlier phases that read prompts get a variant in which one warp loads operands for
+    warpgroups, if the machine has such a variant. Phases that decode sequences with paged attention
+    get the variant that suits their own number of rows, because a launch runs only one of these
+    phases.
     """
     machine, options = context.machine, context.options
     last = _choose(graph, context)
@@ -101,12 +102,13 @@ def _prompt_text(machine: Machine) -> str:
 
 
 def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
-    """True if a phase decodes more rows than linear layers of few rows support, and its products
-    are predicted to take less time under the variant for warpgroups, which rounds their inputs,
-    than under the machine's first variant. All products must have that number of rows and have
-    weights of 16 bits or quantised weights. Layers of experts are not computed by warpgroups, so
-    products beside them must read little, as those of adapters do. Products without attention over
-    a cache are not rounded for speed. The phase is judged as if it were the only one.
+    """True if a phase that decodes many rows is faster under the variant for warpgroups.
+
+    This variant rounds the inputs of products to 16 bits. The result is True only if the phase has
+    attention over a cache, and all products have the same number of rows, which is more than linear
+    layers support. Their weights must have 16 bits or be quantised. The products must be predicted
+    to take less time than under the machine's first variant. Layers of experts must read few bytes
+    in comparison, because warpgroups do not compute them. Other phases are not considered.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     if not any(n.type in ("attention", "paged_attention") for n in nodes):
@@ -334,9 +336,10 @@ def _one_each(node: Node, rows: int) -> bool:
 
 
 def _settled(nodes: Sequence[Node]) -> bool:
-    """True if tasks may read some operands before they wait for earlier tasks, because no earlier
-    node of the same iteration writes these operands. The operands are, for a linear layer, all
-    after input and weight, except a residual, and for attention the fourth one.
+    """True if tasks of linear layers and attention may read small operands before they wait for
+    earlier tasks. This requires that no earlier node of the same iteration writes these operands.
+    In a linear layer, they are all inputs after the input and the weight, except a residual. In
+    attention, it is the input at index 3, the position.
     """
     written: set[tuple[int, int]] = set()  # (phase, buffer)
     for node in nodes:
@@ -353,11 +356,12 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
-    """True if the target's variant would slow linear layers down. Layers of one row need a ring
-    (the shared memory through which weights are streamed) at least as large as that of the
-    machine's first variant, unless their weights are quantised. Layers of several rows need
-    registers for that many rows, and no more copies in flight than the first variant has, since
-    exchanges between processors would queue behind these copies.
+    """True if the variant of `target` would slow linear layers down.
+
+    Layers of one row with unquantised weights need a ring (the shared memory through which weights
+    are streamed) at least as large as that of the machine's first variant. Layers of several rows
+    need enough registers for their rows. They also need a variant that keeps no more copies in
+    flight than the first variant, because exchanges between processors queue behind these copies.
     """
     first = machine.variants[0]
     rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)
@@ -382,7 +386,8 @@ def _fits(nodes: list[Node], machine: Machine) -> bool:
 
 def _held(node: Node, machine: Machine) -> int:
     """Bytes of shared memory that a linear layer of few rows needs for its inputs and, if it has
-    several rows, their sums. The sums of a single row are in MAX_ROW_SUM_BYTES instead.
+    several rows, for their sums. The sums of a single row are not counted here, because `_fits`
+    reserves MAX_ROW_SUM_BYTES for them.
     """
     (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
     if isinstance(dtype, RowType):

@@ -97,14 +97,13 @@ class Contents:
         return number
 
     def _place(self, reordered: bool, limit: int | None) -> None:
-        """Sets the buffers' offsets: activations share memory if their lifetimes are disjoint; all
-        other buffers are placed one after the other.
+        """Sets the buffers' offsets. Activations share memory if they are never alive at the same
+        time. All other buffers are placed one after the other.
 
-        Two ops that share memory are ordered, because one must not overwrite what the other still
-        reads. This would delay ops that were reordered to run side by side. It would also delay ops
-        that follow each other by packets, because packets order accesses only to themselves. If the
-        plan has ops of either kind and its activations are small in total, each activation has
-        memory of its own.
+        Sharing memory has a cost: an op must wait until earlier ops have read the memory that it
+        overwrites. This wait would delay ops that were reordered to run at the same time, and ops
+        that exchange packets, which need no other waits. If the plan has such ops and its
+        activations are small in total, no activations share memory.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]

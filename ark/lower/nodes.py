@@ -21,10 +21,11 @@ from ark.plan.groups import Group
 
 
 def begins_alone(graph: Graph) -> bool:
-    """True if a rank may begin its next iteration before its peers have ended the current one. Then
-    waits across iterations prevent data from being overwritten before a peer has read it. All ranks
-    of a model get the same result: an op that requires all ranks to begin iterations together is in
-    the graphs of all ranks.
+    """True if a rank may begin its next iteration before its peers have ended the current one.
+    Additional waits then keep data from being overwritten before a peer has read it.
+
+    All ranks of a model get the same result, because an op that requires all ranks to begin
+    iterations together is in the graphs of all ranks.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     lockstep = any(registry.get(n.type).iteration_barrier for n in nodes)

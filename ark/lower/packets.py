@@ -31,8 +31,9 @@ SHORT_PACKET_ROW_ELEMENTS = 8
 
 
 def takes_short(machine: Machine) -> bool:
-    """True if 16-bit elements can be stored as packets. They cannot in kernel variants whose device
-    functions read parts of a stage of the ring through which weights are streamed.
+    """True if 16-bit elements can be stored as packets. The machine must support such packets. They
+    are not used in kernel variants that stream weights through a ring but have no communicating
+    warps; the device functions of these variants read parts of a stage.
     """
     slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
     return machine.has(Capability.SHORT_PACKETS) and not slices

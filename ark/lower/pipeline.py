@@ -200,9 +200,9 @@ def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ended(groups: Sequence[Group]) -> list[Group]:
-    """The groups of tasks, changed so that a single last task ends the iteration in each phase. If
-    the last group of a phase has several tasks, a group with one `iteration_end` task is added
-    after it.
+    """The groups of tasks, changed so that each phase ends with a single task, which ends the
+    iteration. If the last group of a phase has several tasks, a group with one `iteration_end` task
+    is added after it.
     """
     last = {group.phase: place for place, group in enumerate(groups)}
     result: list[Group] = []

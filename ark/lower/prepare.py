@@ -126,9 +126,9 @@ def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
 def _kernels(
     graph: Graph, machines: Sequence[Machine], external: frozenset[int]
 ) -> Iterator[tuple[Graph, Machine, frozenset[int]]]:
-    """For each kernel (consecutive phases with the same variant): a graph with only the phases of
-    the kernel, the machine with only its variant, and the ids of the buffers that the caller or
-    other kernels access.
+    """Divides the graph by kernels. A kernel runs consecutive phases with the same variant. Yields
+    for each kernel a graph with only its phases, the machine with only its variant, and the ids of
+    the buffers that the caller or other kernels access.
     """
     for machine, run in itertools.groupby(range(len(machines)), machines.__getitem__):
         phases = set(run)

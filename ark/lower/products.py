@@ -129,8 +129,8 @@ def product_of(node: Node) -> Product:
 
 def travels(graph: Graph, node: Node) -> bool:
     """True if a collective reads the node's result, or if the node reads the result of a
-    collective. Then each tile is a separate task, so that a tile can be sent as soon as it is
-    complete, or computed as soon as its inputs have arrived.
+    collective. Each tile of such a product is a separate task. So a tile can be sent as soon as it
+    is complete, or computed as soon as its inputs have arrived.
     """
     if graph.world_size == 1:
         return False

@@ -251,9 +251,11 @@ def input_in_memory(node: Node) -> bool:
 def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
     """How the weights of a linear layer are streamed through the ring in shared memory. Returns the
     number of rows of weights that are loaded together, and the number of stages (slots of the ring)
-    that they take, which is more than one if rows are divided along k. In kernel variants with
-    communicating warps, matrix units multiply inputs of few rows; then as many rows are loaded
-    together as a matrix unit multiplies at once. For an input of two rows, whole rows are loaded.
+    that they take. They take more than one stage if rows are divided along k.
+
+    In kernel variants with communicating warps, matrix units multiply inputs of few rows, and as
+    many rows of weights are loaded together as a matrix unit multiplies at once. For an input of
+    two rows, whole rows are loaded.
     """
     x, weight, out = *node.inputs[:2], node.outputs[0]
     rows, paired = out.shape[0], EPILOGUES[node.read(LinearAttributes).epilogue].paired
@@ -296,8 +298,9 @@ def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
     the weights cannot be streamed. rows: the number of input rows.
 
     A row that fits in a stage takes one stage. A wider row is divided along k into equal parts, one
-    for each stage. In variants without communicating warps, this requires an input of one row, of
-    which each thread keeps a slice with an even number of elements in registers.
+    for each stage. In variants without communicating warps, a row can be divided only if the input
+    has one row. Each thread keeps a slice of this row, with an even number of elements, in
+    registers.
     """
     columns = weight.shape[1]
     if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:

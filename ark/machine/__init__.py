@@ -102,7 +102,8 @@ class Machine:
     def lists(self) -> int:
         """The number of task lists of a phase (an entry point of a plan). Each processor has one
         list. If the variant has moving warps (warps that only run copies and sums between ranks),
-        each processor has a second list for them; these lists follow the first ones.
+        each processor has a second list for its moving warps. All second lists follow the first
+        ones.
         """
         return self.processors * (2 if self.variant.role(MOVE) else 1)
 
@@ -151,8 +152,8 @@ class Machine:
 
     def without_ring(self) -> Machine:
         """A copy of the machine whose variant `block` has no ring, so that tasks read operands from
-        global memory. The ring's shared memory then serves as cache, and the computing warps get
-        the registers of the loading warps.
+        global memory. The shared memory of the ring then serves as cache, and the computing warps
+        get the registers of the loading warps.
         """
         variants = tuple(
             block(v.role(COMPUTE)) if v.name == "block" and v.stages else v for v in self.variants
@@ -222,8 +223,8 @@ class Machine:
 
     def _equal_tile(self, rows: int, columns: int, batch: int) -> tuple[int, int]:
         """The tile (rows, columns), at most as large as the field `tile`, for which the busiest
-        processor has the fewest multiplications. Of several such tiles, the one for which that
-        processor reads the fewest bytes.
+        processor has the fewest multiplications. Of several such tiles, it is the one for which
+        that processor reads the fewest bytes.
         """
 
         def sizes(whole: int, most: int) -> list[int]:

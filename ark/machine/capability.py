@@ -1,7 +1,7 @@
 """Capabilities: named features of hardware and drivers. Code selects an implementation by
-capabilities, so that it does not depend on a vendor.
+capabilities, and thus does not depend on a vendor.
 
-A machine model lists the capabilities that it has. Plans contain them by name. Called by
+A machine model lists the capabilities that the machine has. Plans contain them by name. Called by
 ark.machine, by lowering, planning and code generation, and by the machine models of the backends.
 """
 

@@ -1,6 +1,7 @@
 """Adds low-rank adapters to a decoder's graph (LoRA, Hu et al. 2021). Each row of a batch may use
-another adapter. The result of the two low-rank matmuls of the row's adapter is added to the result
-of a linear layer. Called by ark.models.build; decoders do not depend on this module.
+another adapter. The two low-rank matmuls of the row's adapter are computed, and their result is
+added to the result of a linear layer. Called by ark.models.build; decoders do not depend on this
+module.
 
 The matmuls use the op for a mixture of experts (ark.expert_linear), in which each adapter is an
 expert. The matrices of adapter 0 are zeros; rows without an adapter use it.

@@ -54,17 +54,19 @@ class Pages:
 
 @dataclass(frozen=True)
 class Shape:
-    """The parameters from which one rank's graph of a model is built. context: positions in the
-    cache. chunk: prompt tokens per iteration, 0 for a model that only decodes. batch: sequences
-    that are decoded together. The decoding phase also reads their prompts, one token per iteration,
-    so chunk is 0. split: how ranks divide the model: empty for tensor parallelism by
-    ark.models.shard, or a name of ark.parallel.plans.PLANS. pages: if given, keys and values are
-    stored in pages; a phase `chunk` reads chunks of one prompt, and each further phase decodes a
-    number of sequences. sampling: FULL for a plan that supports all of ark.SamplingParams and
-    reports up to `logprobs` of the highest log probabilities; empty for greedy and top-k sampling
-    only. embeds: a launch computes the embedding of one text instead of next tokens. scores: an
-    iteration computes the logits of all tokens of a chunk instead. adapters: the adapters that rows
-    may use, in paged plans on one rank.
+    """The parameters from which one rank's graph of a model is built.
+
+    context: positions in the cache. chunk: prompt tokens per iteration; 0 if prompts are not read
+    in chunks. batch: the number of sequences that are decoded together; the decoding phase then
+    also reads their prompts, one token per iteration, so chunk is 0. split: how ranks divide the
+    model; empty for tensor parallelism by ark.models.shard, otherwise a name of
+    ark.parallel.plans.PLANS. pages: if given, keys and values are stored in pages; a phase `chunk`
+    reads chunks of one prompt, and each further phase decodes a number of sequences. sampling: FULL
+    for a plan that supports all of ark.SamplingParams and reports up to `logprobs` of the highest
+    log probabilities; empty for greedy and top-k sampling only. embeds: True if a launch computes
+    the embedding of one text instead of next tokens. scores: True if an iteration computes the
+    logits of all tokens of a chunk. adapters: the adapters that rows may use, in paged plans on one
+    rank.
 
     If a chunk has at least MIN_BEGIN_CHUNK_TOKENS tokens, there is a separate entry point for the
     prompt's last chunk, which also samples the first token.
@@ -229,8 +231,8 @@ def _trace_scores(model: Model, decoder: Llama, shape: Shape) -> None:
 
 def _trace_paged(model: Model, decoder: Llama, shape: Shape, pages: Pages) -> None:
     """Traces the entry points of a decoder whose sequences share the pages of a KV cache. One entry
-    point reads chunks of a prompt and has a state of its own. Each of the others decodes a batch of
-    one size.
+    point reads chunks of a prompt; it has a state of its own. Each other entry point decodes a
+    batch of a fixed size.
     """
     decoder.setup_pages(shape.context, pages.pool, pages.size, pages.apart)
     decoder.name_tensors()

@@ -39,10 +39,10 @@ FLOAT_TYPES = {dtype.name: dtype for dtype in DTYPES.values()}
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a model: ark's name, the stored tensor's name, and the shape (rows are
-    outputs).
+    """One weight of a model. name: ark's name. stored_name: the name of the stored tensor. shape:
+    the weight's shape; its rows are outputs.
 
-    stored: the rows of the stored tensor that it consists of; None for the whole tensor.
+    stored: the rows of the stored tensor of which the weight consists; None for the whole tensor.
     """
 
     name: str
@@ -354,9 +354,9 @@ class Checkpoint:
             yield from ((f"{name}:{end}", tensor) for end, tensor in others)
 
     def _implied(self, stored_name: str) -> bool:
-        """True if a stored tensor that is not a parameter may be ignored: one that the decoder does
-        not use, a head equal to the embedding (`untied`), or rotary frequencies (those of the
-        config are used, as in transformers).
+        """True if a stored tensor that is not a parameter may be ignored. There are three kinds:
+        tensors that the decoder does not use; a head equal to the embedding (`untied`); and rotary
+        frequencies, because those of the config are used, as in transformers.
         """
         kind = decoder(self.config.architecture)
         if kind.unused(self.config, stored_name):

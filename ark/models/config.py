@@ -253,9 +253,9 @@ def one_window(config: ConfigT, fields: Fields) -> ConfigT:
 
 
 def sliding_layers(config: ConfigT, fields: Fields, window: int, usual: Sequence[bool]) -> ConfigT:
-    """The config with attention windows of size `window` for the layers that the field
-    `layer_types` marks as sliding. If this field is absent or null, `usual` lists the layers with a
-    window. window: 0 for no window.
+    """The config with attention windows of size `window` for some layers. These are the layers that
+    the field `layer_types` marks as sliding or, if it is absent or null, those for which `usual` is
+    True. window: 0 for no window.
     """
     slide = list(usual)
     if (kinds := fields.get("layer_types")) is not None:

@@ -246,12 +246,14 @@ class Generator:
         sampling: SamplingParams | None = None,
         stop_tokens: Sequence[int] | None = None,
     ) -> Made[tuple[int, int], None, None]:
-        """Yields (number of the prompt, new token) as the device computes them, for up to `batch`
-        prompts (an argument of the Generator), in one launch. Each sequence ends independently.
+        """Yields (number of the prompt, new token) as the device computes them, for several prompts
+        in one launch. There may be up to `batch` prompts (an argument of the Generator). Each
+        sequence ends independently.
 
-        The tokens of a sequence are yielded in order. They equal those of `stream` for its prompt,
-        except for rounding. Each sequence has its own noise, which depends on the seed and the
-        sequence's number (the first one has the noise of `stream`). For the rest see `stream`.
+        The tokens of a sequence are yielded in order. They equal those of `stream` for the same
+        prompt, except for rounding. Each sequence has its own noise, which depends on the seed and
+        the sequence's number; the first one has the noise of `stream`. For the arguments and errors
+        see `stream`.
         """
         how = self._sampling(GREEDY if sampling is None else sampling)
         if not 1 <= len(prompts) <= self.shape.batch:
@@ -344,9 +346,9 @@ class Generator:
             run.stop()
 
     def logprobs(self, place: int, sequence: int = 0) -> tuple[float, dict[int, float]]:
-        """Returns the log probability of the token at an index of the text (the prompt's first
-        token has index 0), and the highest log probabilities at this position by token id, as many
-        as the last stream's sampling requested.
+        """Returns the log probability of the token at an index of the text, and the highest log
+        probabilities at this index by token id. The prompt's first token has index 0. The number of
+        highest log probabilities is the one that the last stream's sampling requested.
         """
         if self._reported is None:
             raise InvalidUsageError(

@@ -213,8 +213,9 @@ def _renamed(name: str) -> str:
 
 
 def reordered(file: GgufFile, config: LlamaConfig) -> dict[str, Stored]:
-    """The row order of query and key weights, by ark's parameters, for the architecture llama. In
-    the file, the rows of the two elements of a rotated pair are next to each other.
+    """The row order of query and key weights, by ark's names of the parameters. Only files of the
+    architecture llama need reordering, because there the two elements of a rotated pair are in
+    neighbouring rows.
     """
     if file.metadata.get("general.architecture") != "llama":
         return {}

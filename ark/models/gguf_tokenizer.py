@@ -149,8 +149,9 @@ def _add(
 def _frame(
     tokenizer: Tokenizer, named: Mapping[str, str], given: Callable[..., Any], pieces: bool
 ) -> None:
-    """Sets the tokens that are added before and after a text. SentencePiece texts begin with the
-    begin token unless the file disables it; for other tokenizers the file must enable it.
+    """Sets the tokens that are added before and after a text. For SentencePiece tokenizers, the
+    begin token is added unless the file disables it. For other tokenizers, it is added only if the
+    file enables it.
     """
     begin = named.get("bos_token") if given("add_bos_token", pieces) else None
     end = named.get("eos_token") if given("add_eos_token", False) else None

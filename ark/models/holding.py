@@ -20,9 +20,9 @@ Shapes = Mapping[str, Sequence[int]]
 
 
 def held(shapes: Shapes, quantized: Mapping[str, QuantizedTensor], where: str) -> dict[str, Layout]:
-    """The layouts of the parameters that are held as codes. shapes: the shapes of all weights, by
-    ark's names. quantized: the quantised weights. If ark cannot compute with the codes of a weight,
-    it is dequantised while it is loaded, and a warning names it.
+    """The layouts of the parameters that stay quantised in memory. shapes: the shapes of all
+    weights, by ark's names. quantized: the quantised weights. A weight with whose codes ark cannot
+    compute is dequantised while it is loaded, and a warning names it.
     """
     own = {
         name: None if name == "embedding" or len(shapes[name]) != len(t.shape) else t.layout()

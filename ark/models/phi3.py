@@ -23,9 +23,9 @@ FUSED = {
 
 
 def scales(rope: Rope, head_dim: int) -> np.ndarray:
-    """The number by which each element of a query is multiplied. For rotated elements it is the
-    square of attention_factor, so that queries and keys need not be multiplied by it separately.
-    For other elements it is 1.
+    """The factor of each element of a query. For rotated elements it is the square of
+    attention_factor; then neither queries nor keys need to be multiplied by attention_factor
+    separately. For other elements it is 1.
     """
     half = np.ones(head_dim // 2, np.float32)
     half[: rope.rotated(head_dim) // 2] = rope.attention_factor**2

@@ -141,7 +141,8 @@ def _meta(shape: Shape) -> dict[str, Any]:
 
 def _texts(rank_plans: Sequence[Plan]) -> list[str]:
     """The plans as JSON. If the plans of all ranks differ only in rank numbers and in the offsets
-    of some tensors, only the first plan is stored, and the distances between the offsets.
+    of some tensors, there are two texts: the first rank's plan, and the steps by which the offsets
+    grow from rank to rank.
     """
     if isinstance(rank_plans, Rotated):
         return [to_json(rank_plans.first), json.dumps(sorted(rank_plans.moved.items()))]
@@ -179,9 +180,9 @@ def usual_chunk(machine: Machine, dtype: DataType) -> int:
     """The default number of prompt tokens per iteration. It is larger on machines with matrix
     units.
 
-    dtype: the type of the weights. With warpgroups, a tile of a matmul has 128 rows, and four rows
-        of tiles give all processors of a GPU work. One row of tiles would suffice with split-K, but
-        attention on matrix units is faster with more rows.
+    dtype: the type of the weights. With warpgroups, a tile of a matmul has 128 rows, and the
+    default is four rows of tiles, which give all processors of a GPU work. With split-K, one row of
+    tiles would suffice for the matmuls, but attention on matrix units is faster with more rows.
     """
     if dtype.name in ("bf16", "fp16"):
         if machine.has(Capability.WGMMA):

@@ -50,7 +50,7 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """See Llama.read_config; also reads this architecture's fields. `num_local_experts` is
+        """See Llama.read_config. Also reads the fields of this architecture. `num_local_experts` is
         another name of `num_experts`. If `use_sliding_window` is true, all layers have the sliding
         window.
         """

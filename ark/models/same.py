@@ -83,7 +83,7 @@ def _described(checkpoint: Checkpoint) -> str:
 
 def _files(checkpoint: Checkpoint) -> str:
     """An identifier of the files. It is equal on two ranks only if they read the same bytes of the
-    same files. If that cannot be determined, it is unique to this process.
+    same files. If this cannot be determined, the identifier is unique to the process.
     """
     try:
         lines = [BOOT.read_text()]

@@ -11,13 +11,13 @@ from ark.models.tokenizer import TextStream
 
 
 class StoppedText:
-    """Decodes tokens one at a time, up to a stop string. The text ends before the stop string whose
-    last character comes first. So the result does not depend on how the text is divided into
-    tokens.
+    """Decodes tokens one at a time, up to a stop string. If the text contains several stop strings,
+    it ends before the one whose last character comes first. So the result does not depend on how
+    the text is divided into tokens.
 
-    A stop string may extend over several tokens. If the text's end may be the beginning of a stop
-    string, it is held back until this is decided. min_tokens: the number of first tokens in which
-    stop strings are not searched. stopped: the string that ended the text, or None.
+    A stop string may extend over several tokens. If the end of the text so far may be the beginning
+    of a stop string, it is held back until this is decided. min_tokens: the number of first tokens
+    in which stop strings are not searched. stopped: the string that ended the text, or None.
     """
 
     def __init__(self, text: TextStream, stops: Sequence[str] = (), min_tokens: int = 0) -> None:

@@ -206,9 +206,9 @@ class Tokenizer:
 class TextStream:
     """Decodes tokens as they arrive. The concatenated pieces are the text of all tokens.
 
-    A piece ends with a complete character. For a new token, only the tokens of the last piece are
-    decoded again, so a step takes constant time. This is correct for decoders in which a token's
-    text depends on one earlier token.
+    A piece ends with a complete character. For each new token, only the tokens of the last piece
+    are decoded again, so each token takes constant time. This is correct for decoders in which a
+    token's text depends only on the token before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:

@@ -140,8 +140,9 @@ def class_of(
 ) -> TokenizerClass | None:
     """The class that builds the directory's tokenizer, or None if tokenizer.json is used unchanged.
 
-    settings: tokenizer_config.json. config: config.json. bytes_level: True if tokenizer.json splits
-    into bytes; a LlamaTokenizer does not.
+    settings: the content of tokenizer_config.json. config: the content of config.json. bytes_level:
+    a function that returns True if tokenizer.json splits text into bytes, which a LlamaTokenizer
+    does not do.
     """
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     name = str(named).removesuffix("Fast")

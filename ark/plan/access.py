@@ -103,10 +103,10 @@ class Region:
         return self.base + self.boxes.last
 
     def meets(self, other: Region) -> bool:
-        """True where the two accesses can conflict. At least one of them must write. Three pairs
-        never conflict: an append to a cache and a read of the cache's older rows; two appends of
-        different rows by one op; two accesses of one op to tiles that processors claim at run time,
-        because each tile is claimed once.
+        """True if the two accesses can conflict. At least one of them must write. Three pairs of
+        accesses never conflict: an append to a cache and a read of the cache's older rows; two
+        appends of different rows by one op; and two accesses of one op to tiles that processors
+        claim at run time, because each tile is claimed once.
         """
         mine, theirs = self.boxes, other.boxes
         if mine.claimed and theirs.claimed and self.op == other.op:

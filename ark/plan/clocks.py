@@ -36,10 +36,10 @@ class Clocks:
         return self._numbers[key]
 
     def missing(self, row: int, processors: np.ndarray, ends: np.ndarray) -> frozenset[int]:
-        """The processors on which a task has not waited for enough. processors, ends: the tasks to
-        check are all those before position ends[i] on processors[i], for each i. row: the number of
-        the task's clock. A processor is returned if the clock does not imply that its tasks to
-        check are complete.
+        """Returns the processors on which a task must still wait. The tasks that must be complete
+        are all those before position ends[i] on processors[i], for each i. row: the number of the
+        task's vector clock. A processor is returned if this clock does not imply that its tasks are
+        complete.
         """
         if len(processors) == 1:
             processor = processors.item()

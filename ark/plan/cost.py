@@ -193,8 +193,8 @@ class _Product(PartialParams, frozen=True):
 
 def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     """Bytes per microsecond that one processor loads from the last-level cache while `active`
-    processors load. The rate is higher for tiles of few rows or columns that are loaded by box
-    copies (TMA), because a stage of the ring then holds several steps of the inner loop.
+    processors load. The rate is higher if box copies (TMA) load tiles of few rows or columns,
+    because a stage of the ring then holds several steps of the inner loop.
     """
     costs = machine.costs
     usual = min(costs.processor_rate, costs.cache_rate / active)
@@ -233,8 +233,8 @@ def operations(sig: Signature, machine: Machine) -> float:
 
 def _convolved(sig: Signature, machine: Machine, boxes: BoxCosts) -> float:
     """Operations per microsecond of one processor in a convolution whose windows are not loaded by
-    box copies (TMA im2col). Unless channels are the last dimension, a grouped convolution
-    with several outputs per group reads the image element by element, which is slower.
+    box copies (TMA im2col). A grouped convolution with several outputs per group is slower if
+    channels are not the last dimension, because it then reads the image element by element.
     """
     weight, source, out = sig.operands[:3]
     if sig.kind == "convolution":

@@ -119,17 +119,16 @@ class TaskKind(ABC):
         """
 
     def on_rank(self, params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-        """For the rank that is `by` ranks after this one, the op's parameters. Called for plans in
+        """The op's parameters for the rank that is `by` ranks after this one. Called for plans in
         which all ranks do the same work (ark.plan.rotated). The parameters may contain rank numbers
-        of peers, which differ between ranks. The memory that tasks access must be the same on all
-        ranks.
+        of peers, which differ between ranks. They must not change which memory the tasks access.
         """
         return params
 
     def own(self, sig: Signature) -> tuple[int, ...]:
-        """Numbers that depend on the rank although all ranks share the code, such as a rank's
-        share. They are stored as the last coordinates of a task, in reverse order, where the device
-        function reads them (ark_own).
+        """Numbers that differ between ranks that share the code, such as the number of a rank's
+        share. They are stored as the last coordinates of a task, in reverse order. The device
+        function reads them there by ark_own.
         """
         return ()
 
@@ -141,15 +140,18 @@ class TaskKind(ABC):
 
     def early(self, sig: Signature) -> frozenset[int]:
         """The indices of the operands that the device function may read before its task's waits are
-        complete, in kernel variants in which it begins early (docs/loop-kernel.md). This is safe
-        for packets, because their load itself waits, and for memory that no task writes earlier in
-        the iteration. The verifier refuses plans in which a task does.
+        complete. It does so in kernel variants whose computing warps begin tasks early
+        (docs/loop-kernel.md).
+
+        Such a read is safe for packets, because their load itself waits, and for memory that no
+        task writes earlier in the iteration. The verifier refuses plans in which an earlier task of
+        the iteration writes such an operand.
         """
         return frozenset()
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        """The number of consecutive result elements that each thread computes on its own, from the
-        operands' elements at the same positions and without shared memory. The order of elements is
+        """The number of consecutive result elements that each thread computes on its own, without
+        shared memory, from the operands' elements at the same positions. The order of elements is
         that of ark/tasks/box.h. 0 for kinds in which threads cooperate.
         """
         return 0
@@ -161,18 +163,20 @@ class TaskKind(ABC):
         """
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
-        """The text of a C++ function that computes several consecutive tasks, for kinds in which
-        each thread works on its own (`apart`): `ARK_BODY void name(ArkCtx& c, const ArkTask* tasks,
-        ark_u32 count)`. The previous task's result may still be in registers (ArkTask's flow).
+        """The text of a C++ function that computes several consecutive tasks: `ARK_BODY void
+        name(ArkCtx& c, const ArkTask* tasks, ark_u32 count)`. Only for kinds in which each thread
+        works on its own (see `apart`). The function may use the previous task's result while it is
+        still in registers (ArkTask's flow).
         """
         raise NotImplementedError
 
     def claiming_source(
         self, name: str, sig: Signature, machine: Machine, tasks: int, records: int
     ) -> str:
-        """The text of a device function that claims its own tiles while it runs; "" for kinds for
-        which the common function ark_claimed (claimed.h) does so. tasks: the number of tasks that
-        share the tiles. records: the offset in shared memory, in bytes, of the area for claiming.
+        """The text of a device function whose tasks claim their tiles while they run. "" for kinds
+        for which the common function ark_claimed (claimed.h) does so. tasks: the number of tasks
+        that share the tiles. records: the offset in shared memory, in bytes, of the area for
+        claiming.
         """
         return ""
 

@@ -58,7 +58,8 @@ def share(
 
 class _Placed:
     """The byte ranges that are occupied so far, searchable by lifetime. They are in a segment tree
-    and in a list sorted by first use, so the time of a search is proportional to its results.
+    and in a list sorted by first use. With these two, the time of a search is proportional to the
+    number of its results.
     """
 
     def __init__(self, times: int) -> None:

@@ -56,7 +56,7 @@ class OpRun:
 @dataclass(frozen=True, eq=False)
 class Needs:
     """The sets of earlier tasks on which a task depends. packets: the sets whose tasks write
-    packets that the task reads. Reading a packet waits for it, so these sets need no counter.
+    packets that the task reads. They need no counter, because reading a packet waits for it.
     others: all other sets, at most one per op, the latest op first.
     """
 
@@ -182,9 +182,9 @@ class Ordering:
         self._joined.clear()
 
     def decide(self, clock: int, needs: Needs, processor: int) -> Decision:
-        """The waits of a task that depends on the sets `needs` and runs on `processor`. clock: the
-        number of the task's vector clock before its waits. processor: -1 stands for every processor
-        that is not in the result's field `special`.
+        """The waits of a task that depends on the sets `needs` and runs on `processor`. If
+        `processor` is -1, the result is valid for every processor that is not in its field
+        `special`. clock: the number of the task's vector clock before its waits.
         """
         waits: list[int] = []
         special: set[int] = set()

@@ -15,9 +15,9 @@ from ark.plan.types import Plan
 
 
 def difference(plan: Plan, expected: Plan) -> str | None:
-    """The first way in which the plan computes something else than the expected plan, as text for
-    an error message. None if both compute the same. Memory offsets, counters, and the order and
-    processors of tasks may differ.
+    """Describes the first way in which the plan computes something else than the expected plan, as
+    text for an error message. None if both compute the same. Memory offsets, counters, and the
+    order and processors of tasks may differ.
     """
     for table, actual, wanted in (
         ("ranks", (plan.rank, plan.world_size), (expected.rank, expected.world_size)),

@@ -245,9 +245,10 @@ class _PhaseRun:
         return np.array(processors, np.int64)
 
     def _behind(self, need: Needs) -> int | None:
-        """A processor on which a task needs no wait, or None. The last task so far on this
-        processor must be one that the task depends on, and its vector clock must state that all
-        others are complete. need: the sets on which the task depends.
+        """A processor on which a task needs no wait, or None if there is none. On this processor,
+        the last task so far must be one on which the new task depends. That task's vector clock
+        must state that all others on which the new task depends are complete. need: the sets on
+        which the new task depends.
         """
         for number in reversed(need.sets):
             needed = self.order.sets[number]
@@ -291,10 +292,10 @@ class _PhaseRun:
             self.signals[first + i] += (self.s.semaphore(a.rank, a.name, 0) for a in sent)
 
     def _hold_back(self, mine: Sequence[Region], run: OpRun) -> None:
-        """Adds waits that keep this rank from overwriting data which a peer still uses in its
-        previous iteration. On each processor, the first task that writes to a peer waits until the
-        peer has ended its previous iteration. Tasks that already wait for the previous iteration
-        get no further wait.
+        """Keeps this rank from overwriting data that a peer still uses in its previous iteration.
+        On each processor, the first task that writes to a peer gets a wait for the end of the
+        peer's previous iteration. Tasks that already wait for the previous iteration get no further
+        wait.
         """
         for touched in (r for r in mine if r.write):
             peer = self.s.buffers[int(touched.memory)].rank  # type: ignore[call-overload]
@@ -349,12 +350,12 @@ class _PhaseRun:
         return tuple(tuple(tasks[i] for i in indices) for indices in self.lists)
 
     def _barrier(self) -> None:
-        """Adds the signals that open the next iteration, after everything in this one.
+        """Adds the signals that open the next iteration after all tasks of this one.
 
-        In a plan of one rank and one phase, several tasks open it: the last task of each processor,
-        except those that another processor's last task has waited for. Otherwise only the last task
-        opens it, after it has waited for the last task of every processor. Then every rank sends
-        exactly one signal in every phase.
+        In a plan of one rank and one phase, several tasks signal the iteration barrier: the last
+        task of each processor, unless the last task of another processor has waited for it. In
+        other plans only the phase's last task signals it, after it has waited for the last task of
+        every processor. Every rank then sends exactly one signal in every phase.
         """
         if self.s.only:
             self._open_by_all_tails()

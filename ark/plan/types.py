@@ -152,8 +152,8 @@ class PlanOp:
 
 @dataclass(frozen=True, slots=True)
 class PlanCounter:
-    """A counter that only grows, by `step` in each iteration. A peer's counter is looked up by its
-    name.
+    """A counter that only grows. It grows by `step` in each iteration. A peer's counter is looked
+    up by its name.
 
     In iteration i (from 0) a wait for n signals ends when the counter has reached step * i + n. So
     a wait with n = 0 waits for all signals of earlier iterations.

@@ -107,8 +107,8 @@ def lower_scatter(lowering: Lowering, node: Node) -> None:
 
 
 def _warp_tile(frame: Sequence[int], machine: Machine) -> list[int] | None:
-    """A tile with as many elements as one warp can load at the same time, so that the warps of a
-    block apply different updates concurrently. None if there would be more such tiles than
+    """A tile with as many elements as one warp can load at the same time. With such tiles, the
+    warps of a block apply different updates concurrently. None if there would be more tiles than
     processors.
     """
     most = MAX_LANE_ELEMENTS_IN_FLIGHT * machine.lanes

@@ -83,11 +83,11 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
 
 
 def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTensor] | None:
-    """The inputs viewed in four dimensions with the sizes `parts`: all dimensions before the
-    reduced axis, the axis in two parts, and all dimensions after it.
+    """The inputs viewed in four dimensions. These are all dimensions before the reduced axis, the
+    axis divided into two dimensions (with the sizes `parts`), and all dimensions after the axis.
 
-    An input with size 1 along a group of dimensions has size 1 in the view. None if an input cannot
-    be viewed in this way.
+    An input with size 1 along one of these groups of dimensions has size 1 in the view. None if an
+    input cannot be viewed in this way.
     """
     shape, axis = node.inputs[0].shape, node.read(ReduceAttributes).axis
     groups = (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :])
@@ -107,8 +107,8 @@ def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTenso
 
 
 def _across(count: int, source: IrTensor, machine: Machine) -> int:
-    """The number of columns of the matrix as which a long row of a 16-bit type is viewed, so that
-    its columns are reduced first; 0 if the row is not reduced in this way.
+    """A long row of a 16-bit type may be viewed as a matrix, whose columns are reduced first.
+    Returns the number of columns of this matrix, or 0 if the row is not reduced in this way.
 
     With this view, blocks read neighbouring memory at the same time. On an H100, 64M elements of
     bf16 took 48 us with it, and 80 us if each processor reduced a distant part of the row. The
@@ -123,8 +123,8 @@ def _across(count: int, source: IrTensor, machine: Machine) -> int:
 
 
 def _counted(term: expression.Tree, part: int, inner: int) -> expression.Tree:
-    """The expression of a reduction's terms, for a view in which the reduced axis is divided into
-    two dimensions. Element indices in the expression still count from the first element of the
+    """Adapts the expression of a reduction's terms to a view in which the reduced axis is divided
+    into two dimensions. Element indices in the expression still count from the first element of the
     whole axis.
     """
     if not expression.places(term):
@@ -161,7 +161,8 @@ def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     wanted = min(-(-machine.processors // tasks), least)
     parts = [p for p in range(1, wanted + 1) if count % p == 0]
     # With p parts per row there are tasks * p tasks. The processor with the most tasks computes
-    # ceil(tasks * p / processors) parts, each 1 / p of a row. The p with the least sum is chosen.
+    # ceil(tasks * p / processors) parts, each 1 / p of a row. The p for which this is the least
+    # work is chosen.
     return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
 
 

@@ -46,9 +46,9 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     down = min(rows, max(1, share // wide))
 
     def rounds(several: int) -> tuple[int, int]:
-        """A number to minimise over the groups per task (`several`): the number of groups that the
-        processor with the most work computes. The second number decides between equal values: more
-        groups per task are better, hence the negative sign.
+        """A pair of numbers to minimise. The first is the number of groups that the processor with
+        the most work computes, if each task computes `several` groups. The second decides between
+        equal values: more groups per task are better, hence the negative sign.
         """
         return -(-images * -(-groups // several) // tasks) * several, -several
 

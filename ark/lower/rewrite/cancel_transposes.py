@@ -167,10 +167,10 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
 
 
 def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
-    """How a chain's first transpose reorders rows. Returns three values: the leading dimensions of
-    its result, which number the rows, in the order that they have in its source; the sizes of these
-    dimensions; and True if the transpose can be omitted once rows keep the source's order. None if
-    the transpose does not change the order of rows.
+    """How a chain's first transpose reorders rows. The leading dimensions of its result number the
+    rows. Returns three values: these dimensions, in the order that they have in the transpose's
+    source; their sizes in the result; and True if the transpose can be removed when later nodes
+    compute rows in the source's order. None if the transpose does not change the order of rows.
     """
     perm, shape = node.read(TransposeAttributes).perm, node.outputs[0].shape
     count = _leading(shape, rows)
@@ -187,9 +187,10 @@ def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
 def _last(
     node: Node, rows: int, order: Sequence[int], lead: Sequence[int]
 ) -> tuple[list[int], list[int], list[int]] | None:
-    """A chain's last transpose, adapted to rows that are in the order of the first transpose's
-    source. Returns the shape that it reads, its permutation and the shape of its result, all
-    without dimensions of size 1. None if the dimensions of rows cannot be matched.
+    """Adapts a chain's last transpose to rows in the order of the first transpose's source. order,
+    lead: the first two results of `_first`. Returns the shape that the new transpose reads, its
+    permutation and the shape of its result, all without dimensions of size 1. None if the
+    dimensions that number the rows cannot be matched.
     """
     shape, perm = node.inputs[0].shape, node.read(TransposeAttributes).perm
     count = _leading(shape, rows)

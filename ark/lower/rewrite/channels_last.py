@@ -50,8 +50,9 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
 
 
 def _plane(key: str, values: Sequence[int]) -> list[int]:
-    """A parameter of a convolution's windows (such as "stride") for two spatial dimensions. For a
-    convolution with one spatial dimension, the value of the missing first dimension is added.
+    """A parameter of a convolution's windows (such as "stride"), with one value for each of two
+    spatial dimensions. For a convolution with one spatial dimension, a value for the missing first
+    dimension is added.
     """
     missing = 0 if key == "before" else 1
     return [*[missing] * (2 - len(values)), *values]
@@ -89,9 +90,9 @@ class _Convolutions(TurnedImages):
         self.turn_back(product, between, out)
 
     def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
-        """Both operands of a convolution's product: the weights as (outputs, k) and the windows as
-        (n * places, k), with channels last. None if the image has channels first and transposing it
-        does not pay off.
+        """Both operands of a convolution's product, with channels last: the weights as (outputs,
+        k), and the windows as a matrix with one row for each image and position of the window. None
+        if the image has channels first and transposing it does not pay off.
         """
         product, windows = one.product, one.windows
         n, channels, _ = image_of(one.source) or (0, 0, 0)

@@ -126,8 +126,8 @@ def _inside(rule: Rule, shape: Sequence[int], n: int) -> bool:
 
 
 def _of_two(first: Node, last: Node) -> Node | None:
-    """One copy node that replaces the copy nodes `first` and `last`, of which the second reads the
-    first. None if no single copy does the same, or if both are transposes.
+    """One copy node that does the same as the copy node `first` followed by the copy node `last`,
+    which reads its result. None if no single copy does, or if both nodes are transposes.
     """
     if "concat" in (first.type, last.type) or first.type == last.type == "transpose":
         return None
@@ -195,10 +195,11 @@ def _between(
 
 
 def _through(rule: Rule, between: Map, middle: Sequence[int], n: int) -> Rule | None:
-    """The index rule of one dimension of the source, for a copy that replaces two copies. It
-    applies `rule`, of the copy that runs first, to the indices that the rules `between`, of the
-    copy that runs last, compute. None if no rule expresses that. middle: the shape of the tensor
-    between the copies. n: the size of the source's dimension.
+    """Composes the index rules of two consecutive copies, for one dimension of the source. rule:
+    how the first copy computes the index in this dimension from the indices of its result. between:
+    the rules by which the second copy computes those indices from the indices of its own result.
+    middle: the shape of the tensor between the copies. n: the size of the source's dimension. None
+    if no single rule expresses the composition.
     """
     if len(rule.terms) == 1 and rule.terms[0][1] == 1 and rule.divide == 1:
         ((d, _),) = rule.terms
@@ -219,9 +220,9 @@ def _through(rule: Rule, between: Map, middle: Sequence[int], n: int) -> Rule | 
 
 
 def _of_slices(node: Node, slices: Sequence[Node]) -> Node | None:
-    """The copy that replaces slices of one tensor and their concatenation along the last dimension;
-    None if no index rule expresses the slices' offsets, because they are not sums of multiples of
-    the digits of the slice's number.
+    """The copy that replaces slices of one tensor and their concatenation along the last dimension.
+    The number of a slice is written with one or two digits (see _digits), and each digit becomes a
+    dimension of the copy. None if the slices' offsets do not grow by a fixed step with each digit.
     """
     (out,), first = node.outputs, slices[0].inputs[0]
     axis, rank = node.read(AxisAttributes).axis, len(out.shape)
@@ -271,9 +272,9 @@ def _digits(count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _steps(adds: Sequence[Sequence[int]], digits: Sequence[int]) -> list[list[int]] | None:
-    """For each digit of a slice's number, the elements by which a slice's offset in each dimension
-    grows if the digit grows by 1; None if the offsets are not such sums. adds: the offsets of all
-    slices.
+    """For each digit of a slice's number, the steps by which a slice's offsets grow if the digit
+    grows by 1: one step for each dimension. None if an offset does not grow by fixed steps. adds:
+    the offsets of all slices. digits: the number of values of each digit.
     """
     numbers = list(itertools.product(*map(range, digits)))
     units = [math.prod(digits[k + 1 :]) for k in range(len(digits))]

@@ -46,15 +46,17 @@ PIXEL = {"size": [1], "stride": [1], "dilation": [1], "before": [0]}
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution. windows: the node that computes the matrix of windows; None if the image
-    itself is that matrix. product: the matmul node. numbers: sizes and strides of the windows.
-    source: the image as (n, channels, places...). padded: how the image is padded to more channels,
-    if its channels are no multiple of 16 bytes. few: True if it has few channels and threads read
-    its windows from the image with channels first: a 16-bit image on machines with mma.sync, or any
-    if it has fewer outputs than any tile of matrix units. depthwise: True if each channel is a
-    group of its own, with one output. grouped: True if it has several groups of few channels.
-    unaligned: True if it reads the image itself and box copies cannot load rows of pixels, so that
-    transposing pays off for it alone.
+    """A convolution.
+
+    windows: the node that computes the matrix of windows; None if the image itself is that matrix.
+    product: the matmul node. numbers: sizes and strides of the windows. source: the image as (n,
+    channels, spatial dimensions...). padded: how the image is padded to more channels, if its
+    channels are not a multiple of 16 bytes. few: True if it has few channels and threads read its
+    windows from the image with channels first. This applies to 16-bit images on machines with
+    mma.sync, and to all images if there are fewer outputs than any tile of matrix units has.
+    depthwise: True if each channel is a group of its own, with one output. grouped: True if it has
+    several groups of few channels. unaligned: True if it reads the image itself and box copies
+    cannot load rows of pixels. Transposing the image then pays off even if no other op reads it.
     """
 
     windows: Node | None
@@ -117,10 +119,11 @@ def image_of(tensor: Tensor) -> tuple[int, int, int] | None:
 
 def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution | None:
     """The convolution that a product computes, if it is faster with channels last; None otherwise.
-    Its types must be 16-bit (or fp32 as tf32, where supported), its channels a multiple of 16 bytes
-    or paddable to one. It must be a depthwise convolution, or have groups of few channels, or have
-    one group and, unless its windows are single pixels, be large enough. windows: the node that
-    computes the product's right operand; None if that is the image.
+    Three conditions apply. Its types must be 16-bit (or fp32 as tf32, where supported). Its
+    channels must be a multiple of 16 bytes, or paddable to one. It must be depthwise, or have
+    groups of few channels, or have a single group and be large enough (windows of single pixels may
+    have any size). windows: the node that computes the product's right operand; None if that is the
+    image.
     """
     if product.hints or (windows is not None and windows.placement != product.placement):
         return None

@@ -250,9 +250,9 @@ class _Finder:
         self, tensors: tuple[Tensor, ...], turned: tuple[bool, ...], writes: Writes
     ) -> list[tuple[tuple[Tensor, ...], int]]:
         """The tensors (query, key, value) that the new op may read. There may be several choices,
-        the preferred one first. Each comes with the number of query heads that share a head of keys
-        and values. If heads of keys and values were repeated, the first choice has the tensors from
-        before the repetition.
+        the preferred one first. Each choice comes with the number of query heads that share a head
+        of keys and values. If heads of keys and values were repeated, the first choice has keys and
+        values without the repetition.
         """
         forms: list[tuple[tuple[Tensor, ...], int]] = [(tensors, 1)]
         query, *others = tensors

@@ -200,9 +200,9 @@ def _others(node: Node, product: Tensor) -> tuple[Tensor, ...]:
 
 def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
     """True if fusing a product with the nodes before and after it does not change results. No node
-    between the fused ones may write an operand of theirs. The result must not share memory with the
-    product's input, which all tasks read. fused: the nodes to fuse, in order; None for a missing
-    one.
+    between the fused nodes may write an operand of a fused node. The result must not share memory
+    with the product's input, which all tasks read. fused: the nodes to fuse, in order; None for a
+    node that the pattern does not have.
     """
     parts = [n for n in fused if n is not None]
     end = parts[-1]

@@ -163,8 +163,9 @@ class _Region:
         return True
 
     def _frame(self, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """The summed dimension (-1 if unknown) and the full shape that the region has after a
-        tensor of this shape is added. The shape is () if the tensor does not fit.
+        """The region's summed dimension and full shape after a tensor of this shape is added. The
+        dimension is -1 while it is unknown. The shape is () if the tensor does not fit into the
+        region.
         """
         if not self.full or shape in (self.full, self.shape):
             return self.axis, self.full or shape

@@ -44,9 +44,9 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
 
 class _Factors:
     """Separates the computations on small tensors from one node. node: the rewritten node, which
-    reads the results of these computations. made: new nodes that do these computations. least: a
-    node whose result has fewer elements is not changed, because an additional op would cost as much
-    as it saves.
+    reads the results of these computations. made: new nodes that do these computations. least: the
+    smallest number of elements of a result for which the node is changed; for smaller results, an
+    additional op would cost as much as it saves.
     """
 
     def __init__(

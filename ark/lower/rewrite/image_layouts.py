@@ -58,11 +58,13 @@ def per_image(tensor: Tensor, out: Tensor) -> bool:
 def images_with_channels_last(
     graph: Graph, chosen: Collection[Convolution], kept: frozenset[int]
 ) -> tuple[set[int], set[int]]:
-    """Two sets of buffer ids of images. Images in the first set should be stored with channels
-    last, because this saves time: a convolution reads their windows or cannot load them with
-    channels first, or elementwise ops, pools or concatenations compute another image of this set
-    from them. Images in the second set may be stored with channels last at no cost, because all ops
-    that read them support it.
+    """Returns two sets of buffer ids of images.
+
+    Images in the first set should be stored with channels last, because this saves time. They are
+    images whose windows a convolution reads, or which it cannot load with channels first. They are
+    also images from which elementwise ops, pools or concatenations compute another image of the
+    set. Images in the second set may be stored with channels last at no cost, because all ops that
+    read them support it.
     """
     readers = graph.view.reads
     able: Counter[int] = Counter()

@@ -6,13 +6,15 @@ attention, permutes them back and adds its input; norms and layers of each row f
     y = x + back(f(windows(norm(x))));  z = y + g(y)
 
 All ops but attention compute each row independently. So the block may permute x itself, compute in
-the order of windows, and permute back only its result. There, the permutation and that of the next
-block become one (ark.lower.rewrite.compose_remaps):
+the order of windows, and permute back only its result:
 
     w = windows(x);  y = w + f(norm(w));  z = back(y + g(y))
 
-Two rewrites lead there: `_add_in_windows` moves the permutations of one addition, and `_sunk` moves
-a permutation behind all ops on rows that read its result. Listed in ark.lower.passes.
+The permutation `back` of a block and the permutation `windows` of the next block are then
+consecutive copies, which ark.lower.rewrite.compose_remaps replaces by one.
+
+The pass has two rewrites. `_add_in_windows` moves the permutations of one addition, and `_sunk`
+moves a permutation behind all ops on rows that read its result. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -124,10 +126,12 @@ def _in(tensor: Tensor, buffers: set[int]) -> bool:
 
 
 def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | None:
-    """The graph with its first residual addition moved to the order of windows: x + back(y), where
-    windows(norm(x)) is computed too and `back` undoes `windows`, becomes back(windows(x) + y), and
-    windows(norm(x)) becomes norm(windows(x)). Also the id of the last copy of `back`. None if there
-    is no such addition.
+    """Moves one residual addition to the order of windows. The addition is x + back(y), where
+    `back` undoes the permutation `windows` and the graph also computes windows(norm(x)). The sum
+    becomes back(windows(x) + y), and windows(norm(x)) becomes norm(windows(x)).
+
+    Returns the graph with its first such addition rewritten, and the id of the last copy of `back`.
+    None if there is no such addition.
     """
     rows = _Rows(graph, kept)
     for node in graph.nodes:

@@ -39,8 +39,9 @@ class Mask:
 
     def by_head(self, batch: int, heads: int) -> Tensor | None:
         """The mask viewed as (batch, heads, rows, keys). A size is 1 where the mask is the same for
-        all indices. The batch is a divisor of `batch` if the same masks repeat, as those of an
-        image's windows do. None if the mask has no such view.
+        all indices. If the same masks repeat along the batch, as those of an image's windows do,
+        the view has only as many as differ, a divisor of `batch`. None if the mask has no such
+        view.
         """
         shape = (1,) * (len(self.leads) + 2 - len(self.tensor.shape)) + self.tensor.shape
         lead, count = shape[:-2], math.prod(shape[:-2])

@@ -191,9 +191,10 @@ def _join(
 def _table(
     graph: Graph, makers: Mapping[int, Node], tensor: Tensor, shape: Sequence[int]
 ) -> Tensor | None:
-    """A view (rows, width / 2) of cosines or sines that broadcast to `shape`, (..., heads, width),
-    so that row r of the product's rows (...) has row r modulo `rows` of the view. None if there is
-    no such view, or if both halves of a row are not known to be equal.
+    """A view of cosines or sines as a table (rows, width / 2). `tensor` broadcasts to `shape`,
+    (..., heads, width), whose dimensions (...) number the product's rows. Row r of the product has
+    row r modulo `rows` of the table. None if there is no such view, or if both halves of a row are
+    not known to be equal.
     """
     sizes = (1,) * (len(shape) - len(tensor.shape)) + tensor.shape
     lead, given, width = shape[:-2], sizes[:-2], shape[-1]

@@ -23,8 +23,8 @@ Run = tuple[int, int]  # (steps, elements per step)
 @dataclass(frozen=True)
 class Place:
     """The positions of a tensor's elements in a buffer. start: the offset of the first element.
-    axes: for each axis of the tensor, the strided runs of which it consists, the outermost first; a
-    run is (number of steps, elements per step).
+    axes: for each axis of the tensor, a list of runs, the outermost run first. A run (count, step)
+    has `count` positions that are `step` elements apart; an axis may need several nested runs.
     """
 
     buffer: Buffer

@@ -267,11 +267,11 @@ class TurnedImages(ImageNodes):
     def _as_rows(
         self, tensor: Tensor, node: Node, out: Tensor, shape: tuple[int, ...]
     ) -> Tensor | None:
-        """An elementwise op's operand in a form that broadcasts to rows of channels. `shape` is the
-        form of these rows, with the images as a dimension of their own if an operand has other
-        elements for each image. None if the operand has another form than these: an image with
-        channels last, one element for each channel, one element for each channel of each image, or
-        a single element.
+        """An elementwise op's operand in a form that broadcasts to rows of channels. shape: the
+        shape of these rows; the images are a dimension of their own if an operand differs between
+        images. Four kinds of operands are supported: an image with channels last, one element for
+        each channel, one element for each channel of each image, and a single element. None for any
+        other operand.
         """
         if tensor.shape == out.shape:
             rows = self.rows(tensor, node)

@@ -30,11 +30,11 @@ def unpack_rows(graph: Graph, context: Context) -> Graph:
 
 
 def unpacked(graph: Graph, few: int, machine: Machine | None = None) -> Graph:
-    """A copy of the graph in which products of more than `few` rows do not read quantised weights
+    """A copy of the graph in which products of more than `few` rows do not stream quantised weights
     through the ring. A product of at most MAX_UNIT_INPUT_ROWS rows becomes a node that reads codes
     and scales from memory. Others read dequantised weights, which a separate node computes.
 
-    machine: if given, products that its matrix units multiply by codes are not changed.
+    machine: if given, products that its matrix units can multiply by codes are not changed.
     """
     keeps = machine is not None and graph.world_size == 1  # a collective's product reads values
     chosen = {

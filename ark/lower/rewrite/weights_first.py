@@ -50,8 +50,9 @@ def weights_first(graph: Graph, context: Context) -> Graph:
 
 
 def _movable(graph: Graph, node: Node, machine: Machine) -> bool:
-    """True for a copy that touches too few bytes to keep all processors busy, and for an
-    elementwise op with few elements, on a GPU. Each result must have a buffer of its own.
+    """True if a node may be moved to the beginning of its phase. On a GPU, these are copies of too
+    few bytes to keep all processors busy, and elementwise ops with few elements. Each result must
+    have a buffer of its own.
     """
     if node.virtual or node.after:
         return False

@@ -29,8 +29,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of a quantised weight. types, shapes: the types and shapes that it may have; empty
-    if the tensor is not read. needed: True if the weight cannot be read without it.
+    """A tensor of a quantised weight. types, shapes: the types and shapes that the tensor may have;
+    empty if the tensor is not read. needed: True if the weight cannot be read without the tensor.
     """
 
     types: tuple[str, ...]

@@ -160,8 +160,9 @@ class Gguf:
 
 
 def with_offsets(codes: Array, scales: Array, offsets: Array) -> Codes:
-    """Codes for values of the form scale * code - offset. They have zero points, which are offset /
-    scale. If the scale of a group is 0, its codes become 0 and its scale 1.
+    """Codes for values of the form scale * code - offset. Codes represent scale * (code - zero
+    point), so the zero point is offset / scale. If the scale of a group is 0, its codes become 0
+    and its scale 1.
     """
     flat = scales == 0
     if flat.any():

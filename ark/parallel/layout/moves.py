@@ -25,10 +25,10 @@ class Step:
     """One collective of a conversion, which all groups of devices execute at the same time.
 
     op: all_reduce, all_gather, reduce_scatter or all_to_all; or slice or value_split, which send
-    nothing. source, target: the numbers of the layout (replicas, value splits or parts of a
-    dimension) of which the first is divided by `ranks` and the second is multiplied by it.
-    elements: the number that each device sends, by the formulas of the papers for rings. groups:
-    the devices that communicate with each other, in the order of their parts.
+    nothing. source, target: two numbers of the layout (of replicas, value splits or parts of a
+    dimension). The step divides `source` by `ranks` and multiplies `target` by it. elements: the
+    number of elements that each device sends, by the papers' formulas for rings. groups: the
+    devices that communicate with each other, in the order of their parts.
     """
 
     op: str
@@ -100,8 +100,9 @@ def moved(coordinates: np.ndarray, source: int, target: int, factor: int) -> np.
 
 
 def groups(coordinates: np.ndarray, source: int, factor: int) -> tuple[tuple[int, ...], ...]:
-    """Groups of devices that communicate with each other in a move. The coordinates of a group's
-    devices differ only in the moved factor; the devices are in the order of that factor.
+    """Groups of devices that communicate with each other in a move. The devices of a group have the
+    same coordinates, except for the factor that the move takes from axis `source`. They are listed
+    in the order of that factor.
     """
     key = coordinates.copy()
     key[:, source] //= factor

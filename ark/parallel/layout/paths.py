@@ -103,10 +103,10 @@ def table(shape: Sequence[int], devices: int) -> Table:
 
 def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
     """The steps with the least ring volume from one layout to another. If several paths have this
-    volume, the shortest one is returned.
+    volume, the one with the fewest steps is returned.
 
-    At the start, device i holds block i of the layout `before`. Which block each device has at the
-    end follows from the groups of the steps.
+    At the start, device i holds block i of the layout `before`. The block that a device holds at
+    the end follows from the groups of the steps.
 
     Examples:
         >>> before, after = map(ark.parallel.Layout.parse, ("R1V4D1,1", "R4V1D1,1"))

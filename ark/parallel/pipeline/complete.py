@@ -3,8 +3,9 @@ repeating core, and a cool-down. Such a schedule need not be the shortest one.
 
 CP-SAT (a constraint solver) places all blocks again, starting from the known schedule. If there are
 few micro-batches, the solver places all of them. If there are many, it places a smaller number.
-Then a part of its schedule, of one period, is repeated; the state of the pipeline is the same
-before and after this part. Called by ark.parallel.pipeline.schedule.
+Then a section of its schedule, one period long, is repeated for the other micro-batches. This is
+possible because the state of the pipeline is the same before and after the section. Called by
+ark.parallel.pipeline.schedule.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ def _decide(
 
 def repeat(placement: Placement, times: Times, period: int, copies: int) -> Times | None:
     """Lengthens a schedule by `copies` periods. It searches for two times, one period apart, at
-    which the state of the pipeline is the same except that one more micro-batch has been processed.
-    The part between the two times is repeated. Returns None if there are no such times.
+    which the pipeline is in the same state, except that one more micro-batch has been processed at
+    the later time. The part of the schedule between the two times is repeated. Returns None if
+    there are no such times.
     """
     blocks = placement.blocks
     for at in range(makespan(placement, times) - period):
@@ -127,9 +129,9 @@ def repeat(placement: Placement, times: Times, period: int, copies: int) -> Time
 
 
 def _state(placement: Placement, times: Times, at: int, shift: int) -> list[tuple[int, ...]]:
-    """The state of the pipeline at a time. For each block, it has the number of micro-batches that
-    have started the block before time `at`, minus `shift`, and the time for which each unfinished
-    one has run.
+    """The state of the pipeline at time `at`, with two entries for each block. One is the number of
+    micro-batches that have started the block before this time, minus `shift`. The other is the time
+    for which each unfinished run of the block has already run.
     """
     state = []
     for b, block in enumerate(placement.blocks):

@@ -111,9 +111,9 @@ def _interleaved(devices: int, spans: Spans) -> Named:
 
 
 def _zero_bubble(devices: int, spans: Spans) -> Named:
-    """1F1B with the backward pass in two blocks. The previous stage waits for the first one. The
-    second one computes the weights' gradients and fills idle time (ZB-H1: no more memory than
-    1F1B).
+    """1F1B with the backward pass of a stage in two blocks. The first one computes the gradients
+    for which the previous stage waits. The second one computes the weights' gradients and fills
+    idle time (ZB-H1: no more memory than 1F1B).
     """
     blocks = []
     for block in _v(devices, spans):
@@ -216,8 +216,8 @@ def named(name: str, devices: int, spans: Spans | None = None, inference: bool =
 
 
 def list_schedule(plan: Named, micro_batches: int) -> Schedule:
-    """Makes the schedule in which an idle device always runs, of the ready blocks that fit into
-    memory, the one with the lowest priority value.
+    """Makes a schedule by priorities. An idle device always runs one of the ready blocks that fit
+    into its memory, the one with the lowest priority value.
 
     The result is deterministic. The period is the busiest device's time per micro-batch. Raises
     PlanError if no ready block fits, and InvalidUsageError if the number of micro-batches is out of
@@ -295,8 +295,8 @@ def list_schedule(plan: Named, micro_batches: int) -> Schedule:
 
 
 def replay(schedule: Schedule, placement: Placement, micro_batches: int) -> Schedule:
-    """A schedule with the same order of blocks on each device, and the spans (times) of
-    `placement`, which must have the same blocks.
+    """A schedule with the same order of blocks on each device as in `schedule`, but with the spans
+    (times) of `placement`. Both must have the same blocks.
 
     Each block starts as soon as its predecessors have ended and its devices are idle.
     """

@@ -73,8 +73,8 @@ class _Model:
         self.blocks = placement.blocks
         count = len(self.blocks)
         # An upper bound for the variables q (the number of periods by which a block is delayed). If
-        # the blocks are sorted by q, values of neighbours need not differ by more than 2, so q is
-        # at most 2 per block.
+        # all blocks are sorted by q, there is always a best solution in which neighbours differ by
+        # at most 2. So q is at most 2 per block.
         self.most = 2 * count
         self.r = [self.model.new_int_var(0, period - 1, "") for _ in self.blocks]
         self.q = [self.model.new_int_var(0, self.most, "") for _ in self.blocks]
@@ -124,11 +124,12 @@ class _Model:
         return self.before[j, i]
 
     def _residues(self) -> None:
-        """Adds implied constraints on the distance between two dependent blocks of a device.
+        """Adds implied constraints on the distance (modulo the period) between two dependent blocks
+        of a device.
 
-        Modulo the period, the distance leaves room for both blocks. If there are dependent blocks
-        between the two, the distance is at least the sum of the distances of these blocks. With
-        these sums, the solver often decides at once whether the period is possible.
+        The distance leaves room for both blocks. If there are dependent blocks between the two, the
+        distance is at least the sum of the distances from each block to the next. With these sums,
+        the solver often decides at once whether the period is possible.
         """
         pairs: dict[tuple[int, int], Any] = {}
         ordered = [

@@ -1,9 +1,10 @@
 """Finds the fastest plan, over a number of ranks, that fits into memory.
 
-It tries all meshes of ranks: one axis for a pipeline, one for copies of the model (data
-parallelism), and one along which ops are split. Ranks that split ops have neighbouring numbers; the
-stages of a pipeline are farthest apart. A candidate is not scheduled if its lower bound exceeds the
-best time so far. Called by `ark parallelize --plan auto`.
+It tries all meshes of ranks with up to three axes: one for a pipeline, one for copies of the model
+(data parallelism), and one along which ops are split. Ranks that split ops have neighbouring
+numbers. The numbers of ranks in consecutive stages of a pipeline are farthest apart. A candidate is
+not scheduled if its lower bound exceeds the best time so far. Called by `ark parallelize --plan
+auto`.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def candidates(ranks: int, work: Work, mesh: Sequence[int] | None = None) -> Ite
 
 
 def _of_one(copied: Sequence[str]) -> list[str]:
-    """The kinds of copies (data parallelism) to try if there is only one copy of the model. Then
-    all kinds are the same except data and co-shard, because co-shard also divides the work of a
-    copy.
+    """The kinds of copies (data parallelism) to try if there is only one copy of the model. With
+    one copy, all kinds give the same plan as `data`, except co-shard, which also divides the work
+    of a copy.
     """
     return [name for name in copied if name in ("data", "co-shard")]
 

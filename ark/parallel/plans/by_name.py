@@ -115,9 +115,9 @@ def _by_scopes(graph: ParallelGraph, how: Pipeline) -> None:
 def copies_plan(name: str, graph: Graph, ranks: int, cuts: Mapping[str, int]) -> UserPlan:
     """The plan of copies of the model that work on different data.
 
-    With ZeRO 1 and 2 each rank updates its part of a parameter, from gradients that are reduced in
-    parts. With ZeRO 3 it also stores only that part. cuts: for each buffer, by name, that differs
-    between examples, the dimension of examples.
+    With ZeRO 1 and 2 each rank updates a part of each parameter, from gradients that are reduced in
+    parts. With ZeRO 3 each rank also stores only that part. cuts: for each tensor that differs
+    between examples, the name of its buffer and the dimension that counts examples.
     """
     if not cuts:
         raise InvalidUsageError(

@@ -1,10 +1,12 @@
 """Transforms of computation and communication, after CoCoNet (Jangda et al., ASPLOS 2022).
 
 The transforms are functions on a `ParallelGraph`. A value is computed by all ranks, or by the ranks
-of one pipeline stage. It is Local if each of these ranks has a partial sum of it, Replicated if
-each rank has all of it, and Sliced(d) if each rank has a part along dimension d. Reading a Local
-value gives its sum, so a read is an all-reduce. Each transform checks its conditions and preserves
-the result. `autotune` selects the fastest of several sequences of transforms.
+of one pipeline stage. It is Local if each of these ranks has a partial sum of the value, Replicated
+if each rank has the whole value, and Sliced(d) if each rank has a part along dimension d. Reading a
+Local value gives its sum, so a read is an all-reduce.
+
+Each transform checks its conditions and preserves the result. `autotune` selects the fastest of
+several sequences of transforms.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ def layout(plan: ParallelGraph, node: Node) -> str | int:
 
 
 def split(plan: ParallelGraph, node: Node, dimension: int = 0) -> Node:
-    """Splits an AllReduce into ReduceScatter and AllGather: each rank computes a part of a Local
-    value's sum along a dimension, and readers gather the parts. Returns the node that computes the
-    parts.
+    """Splits an AllReduce into ReduceScatter and AllGather. Each rank computes one part, along a
+    dimension, of the sum of a Local value, and the readers gather the parts. Returns the node that
+    computes the parts.
 
     Raises ModelError unless the value is Local and the dimension is divisible by the ranks.
     """
@@ -76,10 +78,11 @@ def _divide(plan: ParallelGraph, whole: Piece, letter: str, group: Sequence[int]
 
 
 def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -> None:
-    """Moves computations before the AllGather of a Sliced value. Each rank then computes only its
-    own part of these ops, which read the value directly or through other computations. Ops that
-    read the results gather the results instead of the value. A computation that does not depend on
-    the value, such as the mask of a dropout, is cut like the computation that reads it.
+    """Moves computations on a Sliced value before its AllGather, so that each rank computes only
+    its own part of them. The computations read the value directly or through other computations.
+    Ops that read their results then gather the results instead of the value. A computation that
+    does not depend on the value, such as the mask of a dropout, is cut like the computation that
+    reads it.
 
     Raises ModelError if a computation is not Replicated, has no connection with the value, needs
     all of the value at once, or has a Local operand.
@@ -251,8 +254,8 @@ class Tuned:
 
 
 def cost_us(graphs: RankGraphs, rates: Rates) -> float:
-    """The predicted microseconds of the slowest rank. They are the sum of the times of its ops
-    (memory traffic and arithmetic), of collectives as rings, and of its sends.
+    """The predicted microseconds of the slowest rank: the sum of the times of its ops (by memory
+    traffic and arithmetic), of its collectives (as rings) and of its sends.
     """
     ranks, slowest = len(graphs.graphs), 0.0
     for graph in graphs.graphs:

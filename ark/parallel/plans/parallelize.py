@@ -199,8 +199,8 @@ def _agree(
     kept: Sequence[Kept], able: dict[int, list[Option]], options: Mapping[int, Sequence[Option]]
 ) -> None:
     """Makes the writers and readers of a buffer use it in one layout. kept: the users of each
-    buffer that ops update in place. If the plan allows no common layout for the users of a buffer,
-    all their options are removed except the one that splits nothing.
+    buffer that ops update in place. If there is no layout that the plan allows for all users of a
+    buffer, these users keep only the option that splits nothing.
     """
     for users in kept:
         states = [

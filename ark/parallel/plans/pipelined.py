@@ -84,9 +84,9 @@ def in_order(
 
 
 def ends(pieces: list[Piece], last: bool) -> list[Piece]:
-    """The last or the first pieces of a block. If `last` is True, the pieces whose results no other
-    piece of the block reads; otherwise the pieces that read no result of another piece of the
-    block.
+    """The last pieces of a block (if `last` is True) or its first pieces. The last pieces are those
+    whose results no other piece of the block reads. The first pieces are those that read no result
+    of another piece of the block.
     """
     writers: dict[int, list[Piece]] = {}
     for piece in pieces:

@@ -31,8 +31,9 @@ all.
 
 @dataclass(frozen=True)
 class Target:
-    """The ranks and their links. link_gbps: GB/s of a rank within a host. network_gbps: GB/s
-    between hosts of `host_ranks` ranks each. Ranks are numbered row by row over the mesh.
+    """The ranks and their links. link_gbps: GB/s at which a rank sends within a host. network_gbps:
+    GB/s at which it sends between hosts. host_ranks: the number of ranks on each host. Ranks are
+    numbered row by row over the mesh.
     """
 
     machine: Machine

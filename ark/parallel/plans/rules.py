@@ -116,12 +116,12 @@ def _row(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
 
 
 def _megatron(roles: Roles, node: Node, layout: str, letter: str | None) -> bool:
-    """Matmuls with parameters are split by columns or give partial sums; other results are whole or
-    split by columns. Reductions over cut dimensions, such as those of logits over the vocabulary,
-    also give partial sums.
+    """The rule of Megatron's tensor parallelism. Matmuls with parameters are split by columns or
+    give partial sums. Other results are whole or split by columns. Reductions over cut dimensions,
+    such as those of logits over the vocabulary, also give partial sums.
 
     Results that the caller reads are whole on every rank. A result that depends only on parameters
-    may have any layout; its readers determine it.
+    may have any layout, which its readers determine.
     """
     if roles.constant(node):
         return True

@@ -1,9 +1,9 @@
 """Searches for the best choices for all ops of a graph together, under the rules of named plans,
-with CP-SAT.
+with CP-SAT (a constraint solver).
 
 A choice states how an op is split. There is one choice per node, or one for all isomorphic nodes
-(the same op in equal layers). If ops read a value in another state (layout) than that in which it
-is computed, the value is converted once for each such state, and so is its gradient. The cost
+(the same op in equal layers). If readers need a value in other layouts than the one in which it is
+computed, the value is converted once for each of these layouts, and so is its gradient. The cost
 includes these conversions. The result is proven optimal if the solver finishes. Called by
 ark.parallel.plans.splits and ark.parallel.plans.parallelize.
 """
@@ -231,8 +231,9 @@ def _any(model: Any, users: Sequence[Sequence[Any]]) -> Any:
 def _price(
     model: Any, prices: Sequence[float], pick: Sequence[Any], wanted: Any, number: int
 ) -> list[Any]:
-    """Terms of the cost function for one conversion. prices: the cost of the conversion for each
-    option of the op that writes the value. The cost counts only if the conversion is needed.
+    """Terms of the cost function for one conversion. The conversion costs nothing unless it is
+    needed (`wanted`). prices: its cost for each option of the op that writes the value. pick: the
+    solver's variables that select one of these options.
     """
     whole = [round(p * NS_PER_US) for p in prices]
     if not any(whole):

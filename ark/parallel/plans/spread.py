@@ -67,9 +67,9 @@ def spread(
 def _in_turn(graph: ParallelGraph, among: Callable[[Node], bool], parts: int) -> None:
     """Orders the parts of a layer so that a rank computes them one after the other.
 
-    A value that joins the parts, such as a sum over a batch, is computed after all parts. So a part
-    before this value never waits for a part after it: ops that depend on such a value are ordered
-    only among themselves.
+    Some values join the parts, such as a sum over a batch; they are computed after all parts. Ops
+    that depend on such a value are ordered only among themselves. So a part of an op before the
+    joining value never waits for a part of an op after it.
     """
     joins = _joins(graph)
     count = graph.ranks * parts

@@ -2,10 +2,11 @@
 names.
 
 A graph is one step over all examples. Ops that are cut along the examples become micro-batches. The
-forward pass is divided into stages of about equal time. An op that `ark.grad` created belongs to
-the stage of the op that it differentiates (`Graph.undone`). An op that depends on the gradients of
-all micro-batches (sums, optimizers) runs once, on the stage of its largest operand. An op that
-depends on no example runs on the stages that read its result. Called by ark.parallel.plans.by_name.
+forward pass is divided into stages of about equal time. All other ops are assigned to stages as
+follows. An op that `ark.grad` created belongs to the stage of the op that it differentiates
+(`Graph.undone`). An op that depends on the gradients of all micro-batches (sums, optimizers) runs
+once, on the stage of its largest operand. An op that depends on no example runs on the stages that
+read its result. Called by ark.parallel.plans.by_name.
 """
 
 from __future__ import annotations

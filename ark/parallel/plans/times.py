@@ -82,9 +82,9 @@ class Times:
     def us(
         self, node: Node, flops: float, moved: float, rows: float, columns: float, depth: float
     ) -> float:
-        """Microseconds of a node's share with this arithmetic and these bytes of memory traffic.
-
-        rows, columns, depth: the sizes of this rank's part of a matmul.
+        """Microseconds of a rank's share of a node. flops, moved: the operations of the share and
+        its bytes of memory traffic. rows, columns, depth: the sizes of this rank's part of a
+        matmul.
         """
         rates = self.rates
         plain = max(flops / rates.flops_per_us, moved / rates.memory_bytes_per_us)

@@ -1,11 +1,11 @@
 """Annotations: texts that describe how an op may be split. They name the op's dimensions by
 letters, like einops.
 
-"m k+, n k+ -> m n" is a matmul: it can be cut along m and n, which gives parts of the result, and
-along k, which gives partial sums of the whole result. A letter with ^ is not cut, because every
+"m k+, n k+ -> m n" is a matmul. A cut along m or n gives parts of the result. A cut along k gives
+partial sums of the whole result, which the + marks. A letter with ^ is not cut, because every
 element along it is needed at once. h/64 is cut only between groups of 64 elements (such as a head).
-In another operand, h without /64 counts these groups. A 1 is a dimension of one element that is
-broadcast. The notation is that of nnScaler (Lin et al., OSDI 2024). Used by
+If another operand has h without /64, its dimension counts these groups. A 1 is a dimension of one
+element that is broadcast. The notation is that of nnScaler (Lin et al., OSDI 2024). Used by
 ark.parallel.transform.pieces.
 """
 

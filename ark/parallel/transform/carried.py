@@ -1,9 +1,9 @@
-"""Finds ops that can be applied to partial sums: if each rank applies the op to its partial sum of
-an operand, the ranks' results are partial sums of the op's result.
+"""Finds ops that can be applied to partial sums. Each rank applies such an op to its partial sum of
+an operand, and the ranks' results are then partial sums of the op's result.
 
 In a mixture of experts, each expert's matmul gives zeros for the rows of other experts. So the
 result on a rank with some of the experts is a partial sum. The activation of an expert's gated
-perceptron preserves this, because it maps zeros to zeros. Linear ops preserve partial sums, too:
+perceptron can be applied to it, because it maps zeros to zeros. Linear ops can be applied too:
 multiplying by the experts' scores, and adding the results of the chosen experts. Therefore one sum
 over the ranks at the end of the mixture suffices. Used by ark.parallel.transform.pieces.
 """

@@ -1,10 +1,10 @@
-"""Builds one graph per rank from the pieces that are assigned to ranks: tensors of the pieces'
-sizes, and communication between the graphs.
+"""Builds one graph per rank from the pieces that are assigned to the rank: tensors of the pieces'
+sizes, and communication with the other graphs.
 
-If an operand's view overlaps views that pieces of other ranks write, the rank receives these, adds
-partial sums and assembles boxes. The graphs of all ranks are written in one order, so sends and
-receives match and cannot deadlock. Transfers that form a collective of all ranks become one
-(ark.parallel.transform.collectives).
+If an operand's view overlaps views that pieces of other ranks write, the rank receives the written
+parts, adds partial sums, and assembles the operand from its parts. The graphs of all ranks are
+written in one order, so sends and receives match and cannot deadlock. Transfers that together form
+a collective of all ranks are replaced by this collective (ark.parallel.transform.collectives).
 """
 
 from __future__ import annotations
@@ -311,8 +311,9 @@ class _Writer:
         interval: tuple[Fraction, Fraction],
         sources: Sequence[Written],
     ) -> list[Chosen]:
-        """Returns tuples (rank, piece, view) whose partial sums add up to the share `interval` of a
-        box (cell) of a value. Pieces that the rank itself computes are preferred.
+        """Finds sources whose partial sums add up to a part of a value: the box `cell`, with the
+        share `interval`. Returns tuples (rank, piece, view). Pieces that the rank itself computes
+        are preferred.
         """
         able = [
             ((other - rank) % self.plan.ranks, other, piece, written)

@@ -2,11 +2,11 @@
 read a buffer in the same shape. Memory that keeps its contents from the previous iteration is
 separate from the memory that the current iteration writes.
 
-In other graphs views are not nodes, and optimizers write parameters in place. Here a view of
-another shape becomes a node `reshape` with its own tensor. A read of memory that the iteration
-writes later becomes a read of a twin: a buffer with the previous iteration's value. Each entry
-point that writes such memory has its own version of it. ark.parallel.transform.materialise updates
-the twins.
+In an ordinary graph, a view is not a node, and optimizers write parameters in place. In normal
+form, a view of another shape is a node `reshape` with its own tensor. A read of memory that the
+iteration writes later becomes a read of a twin, a buffer with the previous iteration's value. Each
+entry point that writes such memory has its own version of it. ark.parallel.transform.materialise
+updates the twins.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Normal:
 
 
 def normal(graph: Graph) -> Normal:
-    """Converts a graph to normal form. Raises UnsupportedError if memory that lasts is written in
-    parts.
+    """Converts a graph to normal form. Raises UnsupportedError if ops write only parts of memory
+    that lasts.
 
-    ParallelGraph refuses everything else that cannot be split.
+    Other graphs that cannot be split are refused by ParallelGraph.
     """
     return _Normal(graph).run()
 
@@ -98,8 +98,9 @@ class _Normal:
         return number <= self.first.get((node.phase, buffer.id), len(self.nodes))
 
     def _twin(self, node: Node, tensor: Tensor) -> None:
-        """Creates a twin of a buffer (a buffer with the value of the previous iteration), and a
-        version for each phase that writes the buffer, if they do not exist.
+        """Creates a twin of a buffer, which holds the buffer's value of the previous iteration.
+        Also creates a version of the buffer for each phase that writes it. Does nothing if they
+        exist.
         """
         buffer = tensor.buffer
         if buffer.id in self.twin_of:

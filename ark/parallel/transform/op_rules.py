@@ -125,8 +125,9 @@ def _along_axis(node: Node) -> str:
 
 
 def _heads(node: Node) -> str:
-    """The annotation of rotary embeddings. With a single position, rows are not cut, because
-    positions are counted from the first row. If each row has its own position, rows may be cut.
+    """The annotation of rotary embeddings. If there is a single position, rows are not cut, because
+    the positions of all rows are counted from the first one. If each row has its own position, rows
+    may be cut.
     """
     row, position = ("x", "x") if node.inputs[1].elements > 1 else ("x^", "1")
     heads = f"{row} h/{node.read(RotaryAttributes).head_dim}"
@@ -196,8 +197,9 @@ def _embed(node: Node) -> str:
 
 
 def _reshape(node: Node) -> str:
-    """The annotation of a reshape. Both shapes are divided into runs of dimensions with equal
-    products. A run may be cut along its first dimension that is larger than 1.
+    """The annotation of a reshape. The dimensions of both shapes are divided into runs, so that
+    corresponding runs have the same number of elements. A run may be cut along its first dimension
+    that is larger than 1.
     """
     sides = [list(node.inputs[0].shape), list(node.outputs[0].shape)]
     words: list[list[str]] = [[], []]

@@ -275,8 +275,8 @@ class ParallelGraph:
         return list(self._orders.get(piece, ()))
 
     def in_order(self) -> list[Piece]:
-        """All pieces in an order in which each follows its producers and the pieces ordered before
-        it. Apart from this, the order is program order.
+        """All pieces in an order in which each piece follows the pieces whose results it reads and
+        the pieces ordered before it. Where these leave a choice, the order is program order.
 
         Raises ModelError with the cycle if pieces wait for each other.
         """

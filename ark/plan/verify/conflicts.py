@@ -42,8 +42,8 @@ class Touch:
 
 
 class LocalTouches:
-    """The accesses of a rank's tasks to its own memory in one phase, and the pairs of tasks that
-    they require to run in program order. Task numbers are those within the rank.
+    """The accesses of a rank's tasks to its own memory in one phase. Also the pairs of tasks that
+    must run in program order because of these accesses. Task numbers are those within the rank.
     """
 
     def __init__(self, rank_set: RankSet, rank: int, number: int) -> None:

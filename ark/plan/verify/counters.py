@@ -15,9 +15,11 @@ from ark.plan.verify.rank_set import RankSet, refuse
 @dataclass(frozen=True, eq=False)
 class Counters:
     """The signals and waits of the counters in one phase. Counters are numbered rank by rank; those
-    of rank r begin at offsets[r]. A row of `signals` is (counter, node, rank): the task `rank` runs
-    that corresponds to `node`, a task of a checked rank, signals the counter. (Only one of several
-    ranks that do the same work is checked.) A row of `waits` is (counter, node, threshold).
+    of rank r begin at offsets[r]. Only one of several ranks that do the same work is checked, and a
+    node is a task of a checked rank.
+
+    A row of `signals` is (counter, node, rank): on rank `rank`, the task that corresponds to `node`
+    signals the counter. A row of `waits` is (counter, node, threshold).
     """
 
     offsets: dict[int, int]

@@ -33,9 +33,9 @@ class Processors:
     """The processors of all ranks, numbered rank by rank. starts: the number of the first processor
     of each rank, and one past the last processor.
 
-    Of ranks that do the same work, only one is executed: the twin of the others. moved: moved[r, q]
-    is added to the number of a processor of rank q when the twin of rank r stands for rank r. The
-    result is the processor with the same role from the point of view of the twin.
+    Of ranks that do the same work, only one is executed, the twin of the others. moved[r, q]: if
+    the twin of rank r is executed in place of r, a processor of rank q has the role of another
+    processor for the twin; the number to add to get that processor.
     """
 
     starts: np.ndarray
@@ -122,9 +122,9 @@ class Run:
         awaited: Sequence[Awaited],
         executed: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> None:
-        """Adds an event for each set of packets that tasks wait for. executed: a function that maps
-        tasks, given as two arrays (rank, task), to the tasks that are executed in their place. Of
-        ranks that do the same work only one is executed.
+        """Adds an event for each set of packets that tasks wait for. Of ranks that do the same work
+        only one is executed. executed: a function that maps tasks of any rank to the corresponding
+        tasks of the executed ranks. Tasks are given as two arrays, ranks and tasks.
         """
         if not awaited:
             return

@@ -182,9 +182,9 @@ def _check_memory(
     foreign: Mapping[int, Sequence[Touch]],
     two: _Two,
 ) -> None:
-    """Raises PlanError if two ranks access the same bytes of the owner's memory without an order,
-    one of them in an iteration and the other in the next one. For each pair of accesses, both are
-    tried as the earlier one.
+    """Raises PlanError if two ranks may conflict in the owner's memory across iterations: they
+    access the same bytes, one of them in an iteration and the other in the next one, and the
+    accesses are not ordered. Each access of a pair is tried as the earlier one.
     """
     listed, base = rank_set.listing(owner, number), int(two.order.bases[owner]) // 2
     needs = Needs()

@@ -2,8 +2,8 @@
 begin iterations without a barrier over all ranks. Called by ark.plan.verify.
 
 A rank may begin a phase while its peers still run the previous one, and no counter relates
-iterations of two phases. So two accesses in different phases are ordered only if the same rank
-makes both: the rank's own iteration barrier is then between them.
+iterations of two phases. So two accesses in different phases are ordered only if one rank makes
+both of them, because the rank's own iteration barrier is then between them.
 """
 
 from __future__ import annotations

@@ -187,8 +187,8 @@ def check_fetched(
 def _in_parts(
     order: Order, region: Region, lacking: np.ndarray, nodes: np.ndarray, writers: Sequence[Touch]
 ) -> np.ndarray:
-    """The boxes among `lacking` that no single earlier write of a peer covers completely for some
-    reader. Several writes may still cover such a box together, which must be checked next.
+    """The boxes among `lacking` that need a further check: for some reader, no single earlier write
+    of a peer covers the box completely. Several writes together may still cover such a box.
     """
     tasks, starts = region.boxes.by_box
     low, high = _bounds(region)
@@ -236,8 +236,8 @@ def _undelivered_runs(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
     """Like `_undelivered`, but for writers that access the buffer with other dimensions than the
-    reader. For example, tiles of a matrix are written that is then read as one row. Ranges of
-    elements are compared instead of boxes.
+    reader, so ranges of elements are compared instead of boxes. For example, a matrix that is
+    written in tiles is read as one row.
     """
     size = region.boxes.itemsize
     first, last = (region.base + int(v[box]) for v in (region.boxes.begin, region.boxes.end))
@@ -266,9 +266,9 @@ def _undelivered_runs(
 def _first_uncovered(
     order: Order, readers: np.ndarray, wanted: np.ndarray, parts: Sequence[_Part]
 ) -> int | None:
-    """The first reader that may start before all wanted elements are written. For each reader, only
-    the writes in `parts` count that are complete when the reader starts. None if they cover the
-    wanted elements for all readers.
+    """The first reader that may start before all wanted elements are written. None if there is no
+    such reader. Of the writes in `parts`, only those that are complete when a reader starts count
+    for this reader.
     """
     if not parts:
         return int(readers[0])

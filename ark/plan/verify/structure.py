@@ -81,8 +81,8 @@ def check_tasks(rank_set: RankSet) -> None:
 
 
 def check_sizes(plan: Plan) -> None:
-    """Raises PlanError unless each buffer is as large as its largest tensor and each arena as large
-    as its buffers, so that a plan allocates no memory that it does not use.
+    """Raises PlanError unless each buffer is exactly as large as its largest tensor needs, and each
+    arena as large as its buffers need. So a plan allocates no memory that it does not use.
     """
     needed: dict[int, int] = {}
     for t in plan.tensors:
@@ -169,9 +169,9 @@ def _check_tensor(plan: Plan, t: PlanTensor) -> None:
 
 
 def _check_moved(plans: Rotated, written: set[Key]) -> None:
-    """Raises PlanError unless all tensors whose offset differs between ranks are valid: on every
-    rank they must be inside their buffer, which must be a parameter that no task writes. Then the
-    plans of the ranks differ only in these addresses.
+    """Raises PlanError unless all tensors whose offset differs between ranks are valid. On every
+    rank such a tensor must be inside its buffer, and the buffer must be a parameter that no task
+    writes. Then the plans of the ranks differ only in these addresses.
     """
     first = plans.first
     changed = [first.buffers[b] for rank, b in written if rank == first.rank]

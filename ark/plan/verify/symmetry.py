@@ -28,8 +28,8 @@ Renaming = tuple[int, ...]
 @dataclass(frozen=True)
 class Symmetry:
     """The symmetries of the plans of all ranks. twin: for each rank, the rank that is checked in
-    its place because it does the same work. renaming[r]: a renaming of ranks that maps the twin of
-    r to r and turns the plans into each other; its element q is the new number of rank q.
+    its place because it does the same work. renaming[r]: the renaming of ranks that turns the plan
+    of r's twin into the plan of r; its element q is the new number of rank q.
     """
 
     twin: tuple[int, ...]
@@ -93,8 +93,9 @@ def _orbits(world: int, generators: Sequence[Renaming]) -> Symmetry:
 
 
 class _Forms:
-    """The plans of all ranks, split into the ranks to which they refer and all other contents
-    without names. Comparing the two parts shows whether a renaming of ranks is a symmetry.
+    """The plans of all ranks, each split into two parts: the ranks to which the plan refers, and
+    all other contents without names. Comparing the parts shows whether a renaming of ranks is a
+    symmetry.
     """
 
     def __init__(self, plans: Sequence[Plan]) -> None:

@@ -67,8 +67,9 @@ class Product:
         self.movers = range(count + begin, count + end) if self.by_warps else range(0)
 
     def idle_suffice(self, put: int, added: int) -> bool:
-        """True if processors without tiles can put `put` bytes to peers and add `added` bytes
-        during the multiplications. A sum reads and writes twice as much as a put.
+        """True if the processors without tiles can send `put` bytes to peers and add `added` bytes
+        while the other processors multiply. A put takes half as long as a sum of the same number of
+        bytes.
         """
         needed = (put / 2 + added) / self.lowering.machine.costs.combine_rate
         return bool(self.idle) and needed < len(self.idle) * self.rounds * self._round_us()
@@ -146,8 +147,8 @@ class Product:
         return -(-self.columns // self.wide)
 
     def others(self, count: int, nbytes: int, everyone: bool) -> list[int]:
-        """The processors of `count` tasks that add or send `nbytes` bytes each. Processors without
-        multiplications come first, with as many tasks as they can run during one round of
+        """The processors of `count` tasks that add or send `nbytes` bytes each. Processors that do
+        not multiply come first. Each of them gets as many tasks as it can run during one round of
         multiplications. The remaining tasks go to the processors that multiply. everyone: True to
         distribute the tasks over all processors instead.
         """

@@ -2,12 +2,15 @@
 algorithms are lowered by ark.lower.ops.communication.programs.
 
 A put is a copy task whose output is in a peer's memory. At its end it signals a counter in the
-peer's memory, for which the peer's tasks wait; the counter has the same name on both ranks. Each
-tile has a counter of its own, so a tile can be used as soon as it has arrived. Each receive buffer
-(memory into which one peer puts) belongs to one op. If ranks begin iterations independently, a
+peer's memory, for which the peer's tasks wait. The counter has the same name on both ranks. Each
+tile has a counter of its own, so a tile can be used as soon as it has arrived.
+
+Each receive buffer (memory into which one peer puts) belongs to one op. A put must not overwrite
+data of the previous iteration that the receiver still reads. If all ranks begin iterations
+together, the barrier between iterations ensures this. If ranks begin iterations independently, a
 collective's put waits until the receiver has ended the previous iteration (ark.plan.schedule), and
-a message's put until the receiver has read the previous iteration's message
-(ark.lower.ops.communication.messages). Otherwise the barrier between iterations ensures both.
+a message's put waits until the receiver has read the previous message
+(ark.lower.ops.communication.messages).
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from ark.tasks.combine_norm import CombineNormParams
 @dataclass(frozen=True)
 class _Exchanged:
     """The result of exchanging shares, which are the ranks' contributions. shares: tensors with the
-    shares of all ranks: this rank's own first, then those of the next ranks in cyclic order.
+    shares of all ranks, in cyclic order beginning with this rank's own.
 
     coords: the tiles in which the shares are processed. joined: the number of tiles that arrive as
     one put. received: ids of the receive buffers that hold packets, which need no counter.

@@ -277,8 +277,8 @@ class _Sum(Product):
         return graph.buffer("symmetric", own.nbytes, peer, own.name)
 
     def _arrive(self, round_index: int, step: int) -> None:
-        """Emits the tasks that end the arrival of sums from the rank `step` ranks after this one.
-        If the sums arrive in the result itself, a task waits for them; otherwise tasks copy them
+        """Emits the tasks that wait for the sums from the rank `step` ranks after this one. If the
+        sums arrive in the result itself, the tasks only wait. Otherwise they also copy the sums
         from the receive buffer to the result.
         """
         lowering, owner = self.lowering, self.peer(step)
