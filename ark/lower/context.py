@@ -138,8 +138,8 @@ class Lowering:
         return RemoteSemaphore(rank, name)
 
     def peer_counters(self, name: str) -> tuple[RemoteSemaphore, ...]:
-        """The counters that this rank's data is signalled to: for each peer, the counter in the
-        peer's memory that counts the data sent to it by this rank.
+        """For each peer, the counter in the peer's memory that counts the data which this rank
+        sends to it. This rank signals these counters.
         """
         rank, world = self.graph.rank, self.graph.world_size
         steps = range(1, world)

@@ -216,8 +216,10 @@ def choose_cut(
     heads: int = 0,
 ) -> Cut:
     """The cut of a product under the variant `matrix`: the measured one if there is one, otherwise
-    the one with the shortest predicted time. measured: the fastest measured cuts, by `key`. normed,
-    beside: see `predicted_us`. parts, narrow, windows, plain, heads: see `candidates`.
+    the one with the shortest predicted time.
+
+    measured: the fastest measured cuts, by `key`. normed, beside: see `predicted_us`. parts,
+    narrow, windows, plain, heads: see `candidates`.
     """
     able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain, heads)
     known = measured.get(key(shape, depth, itemsize))

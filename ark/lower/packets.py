@@ -89,8 +89,8 @@ def choose_packets(
     for buffer, tensors in touched.items():
         source, most = tensors[0].buffer, machines[0].costs.packet_tensor_bytes
         small = source.nbytes <= most
-        # If only collectives use a buffer, each element is read on the processor that wrote it, so
-        # that packets would save no wait.
+        # If only collectives use a buffer, each element is read on the processor that wrote it.
+        # Packets would then save no wait.
         stays = kinds[buffer] == {"combine"}
         local = source.arena == "activation" and small and buffer not in barred and not stays
         if local or buffer in received:

@@ -101,8 +101,8 @@ class Gemma3(Gemma2):
             ropes[kind] = rope_of(whole, Fields(own.source, values), config.max_position_embeddings)
         pattern = fields.size("sliding_window_pattern")
         usual = [(n + 1) % pattern != 0 for n in range(config.num_hidden_layers)]
-        # With a window of 1 instead of the config's, sliding layers are also found if the config's
-        # window is null.
+        # With a window of 1 instead of the config's window, sliding layers are also found if the
+        # config's window is null.
         slid = sliding_layers(config, fields, 1, usual).windows
         config = replace(config, rope=ropes["full"])
         gemma = Gemma3Config(

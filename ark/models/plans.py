@@ -88,8 +88,9 @@ def make_plans(
     """
     if graphs is None or shape.split:
         graphs = [build(replace(shape, rank=rank)).graph for rank in range(shape.world_size)]
-    # lockstep: all ranks begin an iteration at the same time. The ranks of a decoder synchronise in
-    # every layer anyway, and one barrier is faster than a separate wait for each peer.
+    # The option `lockstep` makes all ranks begin an iteration at the same time. The ranks of a
+    # decoder synchronise in every layer anyway, and one barrier is faster than a separate wait for
+    # each peer.
     chosen = {"lockstep": True, **(options or {})}
     with log.timed(f"planned {len(graphs)} rank(s) for {machine.name}"):
         rank_plans = plan_ranks(graphs, machine, chosen, _meta(shape), drafted)

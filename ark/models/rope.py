@@ -77,8 +77,8 @@ def rope_of(fields: Fields, table: Fields, context: int) -> Rope:
     if partial > 1:
         raise place.wrong("partial_rotary_factor", "at most 1")
     plain = Rope(theta, partial=partial)
-    # Dynamic scaling changes frequencies only beyond the model's positions. ark supports no longer
-    # contexts, so it has no effect.
+    # Dynamic scaling changes frequencies only for positions beyond the model's own. ark does not
+    # support such positions, so the scaling has no effect.
     if kind in ("default", "dynamic"):
         return plain
     if kind == "linear":

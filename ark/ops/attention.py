@@ -46,13 +46,13 @@ def attention(
     scores become softcap * tanh(score / softcap) (Gemma 2). sinks: (heads,) fp32, a further score
     per head that enters the softmax but has no value (GPT-OSS).
 
-    mask: bool, True for visible keys, or floats that are added to scores; it broadcasts to (batch,
-    heads, rows, context), or repeats after a divisor of the batch. A row without a visible key
-    gives zeros. Masked keys and values must be finite numbers.
+    mask: bool, True for visible keys, or floats that are added to scores. It broadcasts to (batch,
+    heads, rows, context); its batch size may also divide the batch, and the masks then repeat. A
+    row without a visible key gives zeros. Masked keys and values must be finite numbers.
 
-    With `position` of shape (rows,) each row of a query (rows, heads * width) belongs to another
-    sequence. Keys and values are then (rows * kv_heads, context, width), the heads of all sequences
-    concatenated.
+    If `position` has the shape (rows,), each row of the query (rows, heads * width) belongs to
+    another sequence. Keys and values are then (rows * kv_heads, context, width), the heads of all
+    sequences concatenated.
 
     The result has the query's shape and type, fp32, fp16 or bf16; sums and exponentials are
     computed in fp32. Raises ModelError for shapes or types that do not fit.
@@ -129,9 +129,9 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
 
 
 def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
-    """The mask of attention, viewed with four dimensions (batch, heads, rows, context). Raises
-    ModelError unless it broadcasts to `sizes`, or its batch size divides that of `sizes`, so that
-    it repeats.
+    """The mask of attention, viewed with four dimensions (batch, heads, rows, context). The mask
+    must broadcast to `sizes`. Alternatively, its batch size may divide that of `sizes`, so that the
+    masks repeat. Raises ModelError for any other shape.
     """
     aligned = (1,) * (4 - len(given.ir.shape)) + given.ir.shape
     fits = len(aligned) == 4 and all(

@@ -77,11 +77,12 @@ def row_codes(rows: np.ndarray, codes: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_cache(op: str, cache: Tensor, position: Tensor, rows: int = 1) -> tuple[int, int, int]:
-    """The sizes (heads, context, width) of the part of a cache that belongs to one sequence.
+    """Checks a cache and a position, and returns the sizes (heads, context, width) of the part of
+    the cache that belongs to one sequence.
 
     rows: the number of rows that an op appends or that attend. `position` has one element, or one
-        for each row if each row belongs to another sequence. Raises ModelError for a cache or
-        position of another type or shape.
+    for each row if each row belongs to another sequence. Raises ModelError for a cache or position
+    of another type or shape.
     """
     cache_dtype(op, cache)
     shape = cache.ir.shape
@@ -102,7 +103,9 @@ def kv_append(cache: TensorLike, input: TensorLike, position: TensorLike, name: 
 
     cache: (heads, context, width). input: (rows, heads * width), a row per token. position: (1,)
     int32. Rows beyond the context are dropped. In a quantised cache each row of a head has its own
-    scale. With `position` of shape (rows,) each row belongs to another sequence, and the cache has
+    scale.
+
+    If `position` has the shape (rows,), each row belongs to another sequence. The cache then has
     the heads of all sequences, (rows * heads, context, width).
 
     Examples:

@@ -1,4 +1,5 @@
-"""Custom ops: the user writes their device code once, in the device ABI, for all vendors.
+"""Custom ops: the user writes an op's device code once, for all vendors, in terms of ark's device
+functions (the device ABI).
 
     scale = ark.custom_op("scale", TEXT, "x[m, k] -> y[m, k]", tile={"m": 4},
                           constants={"by": 2.0})
@@ -6,8 +7,8 @@
 
 TEXT contains a function template `ARK_DEVICE void scale(ArkCtx& c, const Task& task, X x, Y y)`,
 which is called for each tile; docs/custom-ops.md explains an example. The signature states which
-memory a tile accesses (ark.tasks.custom_form). The planner and the verifier rely on the signature;
-they do not check the text against it.
+memory a tile accesses (ark.tasks.custom_form). The planner and the verifier rely on the signature.
+They do not check TEXT against it.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ class CustomOp:
     """An op that a user has defined; calling it adds a node to the current model.
 
     Inputs are positional arguments, in the signature's order. Keyword arguments are constants,
-    sizes of axes that no input has, and for a result the tensor to write it to. A call returns the
-    result, or a tuple if there are several. waits, signals: channels to other ranks on which each
-    task of the op waits at its start and signals at its end. Task number i waits for task number i
-    of the peer's next op that signals on the channel. Raises ModelError if shapes or types do not
-    fit the signature.
+    sizes of axes that no input has, and, under the name of a result, the tensor to write this
+    result to. A call returns the result, or a tuple if there are several. waits, signals: channels
+    to other ranks on which each task of the op waits at its start and signals at its end. Task
+    number i waits for task number i of the peer's next op that signals on the channel. Raises
+    ModelError if shapes or types do not fit the signature.
     """
 
     def __init__(

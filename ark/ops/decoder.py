@@ -43,11 +43,12 @@ def rotary_embedding(
 
     Su et al., RoFormer (2021), section 3.2.
 
-    input: (rows, heads * width), a row per token. position: (1,) int32, of row 0, or (rows,) int32,
-    of each row. frequencies: (width / 2,) fp32, radians per position. Pair i of row r is rotated by
-    (position + r) * frequencies[i], or with a position per row by position[r] * frequencies[i].
-    Pair i consists of the elements i and i + width / 2 of a head, as in Hugging Face's models, or
-    if `interleaved` of 2i and 2i + 1. The result has the input's shape and type.
+    input: (rows, heads * width), a row per token. position: (1,) int32, the position of row 0, or
+    (rows,) int32, the position of each row. frequencies: (width / 2,) fp32, radians per position.
+    Pair i of row r is rotated by (position + r) * frequencies[i], or by position[r] *
+    frequencies[i] if each row has its own position. Pair i consists of the elements i and i + width
+    / 2 of a head, as in Hugging Face's models. If `interleaved` is True, it consists of the
+    elements 2i and 2i + 1. The result has the input's shape and type.
 
     Examples:
         >>> position = torch.tensor([1], dtype=torch.int32)
@@ -119,8 +120,9 @@ def rope_kv(
 def last_row(rows: TensorLike, state: TokenState, name: str = "") -> Tensor:
     """The row (1, width) that belongs to the last token of the prompt.
 
-    rows: (n, width), a row for each of n tokens, the first at the state's position. If the last
-    token is not among these, the result is the last row. Types of 8 bits or more.
+    rows: (n, width), a row for each of n consecutive tokens; the first row belongs to the token at
+    the state's position. If the prompt's last token is not among them, the result is the last of
+    the rows. Types of 8 bits or more.
 
     Examples:
         >>> state = ark.TokenState.make(8)

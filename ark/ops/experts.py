@@ -83,12 +83,13 @@ def expert_linear(
     were chosen for each row. The result is (rows, slots, n), of the input's type: result[r, s] =
     weight[experts[r, s]] @ input[r].
 
-    The weight has the input's type, or any floating-point type if the input is fp32; or it is
+    The weight has the input's type, or any floating-point type if the input is fp32. It may also be
     quantised (a RowType), or an object with a method `expert_linear`. An expert number that is out
     of range ends the run with a GpuError that names it.
 
-    first, of: for a weight that contains only some of `of` experts, those with the numbers from
-    `first` on, as on a rank of expert parallelism. The results of the other experts are 0.
+    first, of: used if `weight` contains only some of `of` experts, as on a rank of expert
+    parallelism. These are the experts with the numbers from `first` on. The results of the other
+    experts are 0.
 
     Examples:
         >>> x, experts = torch.ones(1, 2), torch.tensor([[1]], dtype=torch.int32)

@@ -31,8 +31,9 @@ register("argmax", _argmax, lower_argmax, aliasing="none")
 def _first_index(
     function: str, input: Any, axis: int, dtype: DataType, last: bool, output: Any, name: str
 ) -> Tensor:
-    """The index along the axis of the largest or smallest element (function "max" or "min"). Of
-    several equal elements it is the smallest index, or with `last` the largest.
+    """The index along the axis of the largest or smallest element (function "max" or "min"). If
+    several elements are equal to it, the result is the smallest of their indices or, if `last` is
+    True, the largest.
     """
     tensor = as_tensor(input)
     op = f"arg{function}"
@@ -52,9 +53,9 @@ def _first_index(
 def _first_key(
     function: str, tensor: Tensor, axis: int, dtype: DataType, last: bool, output: Any, name: str
 ) -> Tensor:
-    """Like `_first_index`, by a single reduction that reads the elements once. Each element is
-    replaced by a 64-bit key. Its high word is an integer with the same order as the element, its
-    low word depends on the index. The largest key gives the index.
+    """Computes `_first_index` by a single reduction that reads the elements once. Each element is
+    replaced by a 64-bit key. The key's high word is an integer with the same order as the elements,
+    and its low word depends on the element's index. The largest key gives the index.
     """
     shape = tensor.ir.shape
     value: Tree = leaf(0)

@@ -29,10 +29,10 @@ def resize(
     """Resizes the spatial dimensions: (n, channels, spatial...) to (n, channels, sizes...).
 
     mode: nearest (ties go to the lower index) or linear. coordinates: how index i of the result is
-        mapped to a position in the input. With scale = input size / result size, half_pixel is (i +
-        0.5) * scale - 0.5 and asymmetric is i * scale. align_corners maps linearly so that the
-        first and last elements of input and result coincide. Positions outside of the input take
-        its nearest element. Types of 8 bits or more.
+    mapped to a position in the input. half_pixel is (i + 0.5) * scale - 0.5, and asymmetric is i *
+    scale, where scale is input size / result size. align_corners maps indices linearly, so that the
+    first and the last elements of input and result coincide. Positions outside of the input take
+    the input's nearest element. Types of 8 bits or more.
 
     Examples:
         >>> x = torch.arange(3.0).reshape(1, 1, 3)

@@ -193,9 +193,9 @@ def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
 def _rotated_halves(
     rows: np.ndarray, width: int, cosines: np.ndarray, sines: np.ndarray
 ) -> np.ndarray:
-    """Rows (rows, heads * width) in which pairs of elements are rotated. A pair is element i and
-    element i + width / 2 of a head. cosines, sines: (positions, width / 2), repeated along the
-    rows.
+    """Rotates pairs of elements in `rows` (rows, heads * width). A pair is element i and element i
+    + width / 2 of a head. cosines, sines: (positions, width / 2). Row r uses their row r modulo the
+    number of positions.
     """
     low, high = np.moveaxis(
         rows.reshape(-1, len(cosines), rows.shape[1] // width, 2, width // 2), 3, 0

@@ -108,8 +108,8 @@ def _gather_elements(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> 
 def _linear(ids: Tensor, shape: Sequence[int]) -> Tensor:
     """Converts index tuples to flat (row-major) indices into a tensor of shape `shape`.
 
-    ids: (..., len(shape)), a tuple along the last dimension. Returns int64 of shape (tuples,). If
-        an index of a tuple is out of range, the flat index is out of range, too.
+    ids: (..., len(shape)); the last dimension has the elements of a tuple. Returns one int64 index
+    for each tuple. If an index of a tuple is out of range, the flat index is out of range, too.
     """
     total: Any = None
     outside: Any = None
@@ -132,9 +132,9 @@ def gather_nd(
 ) -> Tensor:
     """The parts of the input at index tuples, as ONNX's GatherND.
 
-    indices: (..., r), each a tuple that indexes r dimensions of the input. The result is (...,
-    rest), where rest are the input's dimensions after these. batch_dims: the number of leading
-    dimensions that input and indices have in common.
+    indices: (..., r), tuples of r indices, one for each of the input's first r dimensions. The
+    result is (..., rest), where `rest` are the input's other dimensions. batch_dims: the number of
+    leading dimensions that input and indices have in common.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -236,8 +236,9 @@ def scatter_nd(
 ) -> Tensor:
     """The input with the parts at index tuples replaced by updates, as ONNX's ScatterND.
 
-    indices: (..., r), each a tuple that indexes r dimensions of the input. updates: (..., rest),
-    where rest are the input's dimensions after these. Types and reduction as for scatter_elements.
+    indices: (..., r), tuples of r indices, one for each of the input's first r dimensions. updates:
+    (..., rest), where `rest` are the input's other dimensions. Types and reduction as for
+    scatter_elements.
 
     Examples:
         >>> ark.scatter_nd(torch.zeros(3), torch.tensor([[1]]), torch.tensor([5.0])).eval()

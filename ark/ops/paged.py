@@ -61,17 +61,17 @@ def paged_append(
     """Appends rows to a paged KV cache in place; returns the updated cache.
 
     cache: (pages, heads, page, width), where `page` is the number of positions of a page. input:
-    (rows, heads * width), a row per token. pages: (sequences, max_pages) int32, the page table: the
-    numbers of each sequence's pages in order. position: (sequences,) int32, read when the kernel
-    runs. With several sequences row r is appended to sequence r at position[r]; with one sequence
-    it is appended at position + r.
+    (rows, heads * width), a row per token. pages: (sequences, max_pages) int32, the page table,
+    which has the numbers of each sequence's pages in order. position: (sequences,) int32, read when
+    the kernel runs. If there is one sequence, row r is appended at position + r. If there are
+    several, row r is appended to sequence r at position[r].
 
     A position outside of the page table ends the run with an error. Rows beyond the table, and rows
     whose page number is not a page of the cache, are dropped. Sequences must not share a page that
     is written.
 
     apart: True if no row attends to a key or value that another row appends in the same iteration.
-        Attention of a row then does not wait for the other rows.
+    Attention of a row then does not wait for the other rows.
 
     Raises ModelError for shapes or types that do not fit.
 

@@ -55,9 +55,9 @@ def _pool(
     if counted and any(
         (m - 1) * s + (k - 1) * d + 1 > n + a + b for n, m, k, s, d, (a, b) in room_of
     ):
-        # torch's mean counts the elements of the padding, but not elements of a window beyond the
-        # padding (with ceil=True). So the input is padded first, and the mean counts the elements
-        # of the padded input.
+        # torch's mean counts padding. With ceil=True, a window may extend beyond the padding; torch
+        # does not count its elements there. So the input is padded first, and the mean counts the
+        # elements of the padded input.
         tensor = pad(tensor, [(0, 0), (0, 0), *pads])
         pads, counted = [(0, 0)] * count, False
     attrs = {

@@ -124,8 +124,8 @@ def _reduce_axes(
 
 
 def squared_differences(tensor: Tensor, axes: Sequence[int]) -> Tensor | None:
-    """The sum of squared differences from the mean over neighbouring axes, which remain with size
-    1; it reads an fp32 tensor once. None if the axes are not neighbours.
+    """The sum of squared differences from the mean over neighbouring axes, which have size 1 in the
+    result. An fp32 tensor is read only once. None if the axes are not neighbours.
     """
     shape, first, end = tensor.shape(), min(axes), max(axes) + 1
     joined = math.prod(shape[first:end])

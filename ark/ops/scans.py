@@ -64,8 +64,8 @@ def sums_from(tensor: Tensor, axis: int, start: Tensor) -> Tensor:
 
 
 def recurrence(factors: Tensor, terms: Tensor, axis: int) -> Tensor:
-    """The linear recurrence h[i] = factors[i] * h[i - 1] + terms[i] along `axis`, where the value
-    before the first is 0. Both tensors are of one shape and of fp32, fp16 or bf16; totals are fp32.
+    """The linear recurrence h[i] = factors[i] * h[i - 1] + terms[i] along `axis`, where h[-1] is 0.
+    Both tensors have one shape, and the type fp32, fp16 or bf16. Values are accumulated in fp32.
     """
     attrs = ScanAttributes(axis=axis, function="linear", exclusive=False, reverse=False).to_node()
     shape, dtype = terms.ir.shape, terms.ir.dtype

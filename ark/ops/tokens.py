@@ -1,9 +1,9 @@
-"""The ops with which a decoder generates tokens on the device: embed, advance and sample, and their
-state.
+"""The ops with which a decoder generates tokens on the device: embed, advance and sample. Also the
+state that these ops read and write.
 
 A decoder's phases (docs/models.md) begin with `embed`, which looks up the embeddings of the current
-tokens. They end with `sample`, which appends the next token, or with `advance`, which adds a chunk
-of the prompt to the position. So the host does nothing between the first token and the last.
+tokens. A phase ends with `sample`, which appends the next token, or with `advance`, which adds a
+chunk of the prompt to the position. So the host does nothing between the first token and the last.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def embed(
     The result is (rows, dim) fp32: row i is weight[tokens[position + i]], or weight[0] beyond the
     context. A token outside of the vocabulary ends the run with a GpuError that names it.
 
-    With position (batch,), tokens are those of `batch` texts concatenated, (batch * context,), and
-    the result (batch, dim) has one row per text.
+    If `position` has the shape (batch,), there are `batch` texts. Their tokens are concatenated,
+    (batch * context,), and the result (batch, dim) has one row per text.
 
     Examples:
         >>> text = torch.tensor([2, 0], dtype=torch.int32)

@@ -72,9 +72,9 @@ def tensor(
     """A tensor of any type that keeps its contents between iterations; initially zero.
 
     The host can read and write it between launches. shape: at most 8 dimensions of at least 1.
-    strides: the size of the whole buffer in each dimension, by default padded_shape, whose default
-    is the shape. offsets: the tensor's first index in the buffer, per dimension. Raises ModelError
-    if the tensor does not fit into the buffer.
+    strides: the size of the whole buffer in each dimension; by default padded_shape. padded_shape:
+    by default the shape. offsets: the index of the tensor's first element in the buffer, per
+    dimension. Raises ModelError if the tensor does not fit into the buffer.
 
     Examples:
         >>> ark.tensor([2, 3], ark.bf16).shape()

@@ -35,7 +35,8 @@ MIN_VECTOR_CHANNELS = 8  # multiples of it are loaded as vectors of channels
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:
     """The parameter `name`, such as a stride, as one number per spatial dimension. A single number
-    counts for all. Raises InvalidUsageError unless there are `count` numbers of at least `least`.
+    applies to all dimensions. Raises InvalidUsageError unless there are `count` numbers of at least
+    `least`.
     """
     values = [value] * count if isinstance(value, int) else [whole(op, v) for v in value]
     if len(values) != count or any(v < least for v in values):

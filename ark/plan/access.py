@@ -341,8 +341,8 @@ def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np
 
 
 def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
-    """True where two lists of disjoint byte ranges in rising order, each of one length, share a
-    byte.
+    """True where two lists of byte ranges share a byte. The ranges of a list are disjoint, in
+    rising order, and have the same length.
     """
     if len(a[0]) > len(b[0]):
         a, b = b, a

@@ -101,14 +101,14 @@ class Boxes:
 
     @cached_property
     def fills_span(self) -> bool:
-        """True where the boxes cover every byte from the first byte of any box to the last one,
-        each byte exactly once.
+        """True if the boxes cover all bytes between the first byte of any box and the last byte of
+        any box, each byte exactly once.
         """
         return self.volume * self.itemsize == self.last - self.first and self.disjoint
 
     @cached_property
     def fills_bounds(self) -> bool:
-        """True where the boxes cover all elements of their bounding box, each exactly once."""
+        """True if the boxes cover all elements of their bounding box, each element exactly once."""
         low, high = (np.array(v) for v in self.bounds)
         return self.volume == int(np.prod(high - low)) and self.disjoint
 

@@ -110,8 +110,8 @@ def phase_us(plan: Plan, phase: int) -> float:
 
 
 def iteration_us(plan: Plan) -> float:
-    """The predicted microseconds of one iteration of the last phase, including the barrier at its
-    end.
+    """The predicted microseconds of one iteration of the plan's last phase, including the barrier
+    at the end of the iteration.
     """
     return phase_us(plan, len(plan.phases) - 1) + machine_of(plan).costs.barrier_us
 
@@ -139,8 +139,8 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         return touched[task.op]
 
     def rate(op: int, moves: float) -> tuple[float, float]:
-        """The rates at which a task of the op runs: operations per microsecond, and bytes per
-        microsecond. moves: the number of bytes that one task moves.
+        """The rates at which a task of the op runs, as a pair: operations per microsecond, and
+        bytes per microsecond. moves: the number of bytes that one task moves.
         """
         active = min(machine.processors, counts[op])
         cache = _cache_rate(signatures[op], machine, active)

@@ -17,11 +17,11 @@ from ark.ir.dtype import by_name
 Form = TypeVar("Form", bound=msgspec.Struct)
 
 WIDEST_ACCESS_BYTES = 16  # bytes of the widest access
-# Arenas (allocations for one kind of memory) that begin at a multiple of WIDEST_ACCESS_BYTES and in
-# which the plan gives each buffer a fixed offset.
+# Arenas (allocations for one kind of memory) in which the alignment of each buffer is known: the
+# arena begins at a multiple of WIDEST_ACCESS_BYTES, and the plan sets each buffer's offset.
 ARRANGED = ("activation", "parameter", "state")
-# The plan's metadata with this name is the number of bytes at a multiple of which the caller places
-# every external buffer. Without it they may be unaligned.
+# The key of a plan's metadata for the alignment of external buffers: the caller places each of them
+# at a multiple of this number of bytes. Without this entry external buffers may be unaligned.
 EXTERNAL_ALIGNMENT = "external_alignment"
 SHORT_PACKET = 4
 

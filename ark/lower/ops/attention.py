@@ -146,7 +146,7 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
         outputs = (lowering.part(node.outputs[0], batch, b),)
         one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
         merges.append(_lower_sequence(lowering, one, b, batch))
-    # The merges of all sequences come last, so that no processor waits for a merge before it has
+    # All tasks that merge results come last, so that no processor waits for a merge before it has
     # computed all of its parts.
     added = [] if sinks is None else [sinks]
     for partial, one in (m for m in merges if m is not None):

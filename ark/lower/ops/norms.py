@@ -121,8 +121,8 @@ def _flat(lowering: Lowering, source: IrTensor, out: IrTensor) -> tuple[IrTensor
 
 
 def _whole_rows(node: Node) -> list[int] | None:
-    """The tile of the user's hint, with size 1 in the place of the whole row; None if the hint has
-    no tile. Raises PlanError if the tile has only a part of a row.
+    """The tile of the user's hint, in which the last size, that of the whole row, is replaced by 1.
+    None if the hint has no tile. Raises PlanError if the tile has only a part of a row.
     """
     if node.hints is None or node.hints.tile is None:
         return None

@@ -16,7 +16,7 @@ from ark.tasks.elementwise import ElementwiseParams
 
 def lower_add_parts(lowering: Lowering, node: Node) -> None:
     """Emits tasks that add the partial sums of all parts of k. Each tile of the product is divided
-    among as many tasks as there are parts of k.
+    among several tasks, as many as there are parts of k.
     """
     (sums, *others), out = node.inputs, node.outputs[0]
     parts, m, n = sums.shape

@@ -190,8 +190,8 @@ def _emit_reduce(
 
 
 def _beside_axis(node: Node | None, axis: int) -> list[int] | None:
-    """The tile of the user's hint. If the result does not have the reduced dimension, size 1 is
-    inserted there. None if the hint has no tile.
+    """The tile of the user's hint. If the result does not have the reduced dimension, a size of 1
+    is inserted for this dimension. None if the hint has no tile.
     """
     if node is None or node.hints is None or node.hints.tile is None:
         return None

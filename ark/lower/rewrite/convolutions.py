@@ -23,15 +23,15 @@ from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 # The smallest number of multiplications for which transposing an image saves time is `least_work`.
-# It is this fraction of `least_work` if box copies cannot load rows of pixels.
+# If box copies cannot load rows of pixels, it is only this fraction of `least_work`.
 UNALIGNED_SHARE = 1 / 16
 
 # Without matrix units, channels of a grouped convolution are moved to the last dimension if the
 # numbers of channels and of outputs of a group are multiples of LEAST_OF_A_GROUP and at most
 # MOST_OF_A_GROUP.
 LEAST_OF_A_GROUP, MOST_OF_A_GROUP = 4, 32
-# With matrix units, they are moved if the two numbers are multiples of a vector's length and at
-# most MOST_IN_UNITS.
+# With matrix units, the channels are moved if both numbers are multiples of a vector's length and
+# at most MOST_IN_UNITS.
 MOST_IN_UNITS = 64
 
 # Windows of a 16-bit image with at most MOST_CHANNELS_IN_PLACE channels are read from the image in

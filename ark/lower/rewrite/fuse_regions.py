@@ -152,8 +152,8 @@ class _Region:
             return False
         self.axis, self.full = axis, full
         self._numbers[out.id] = len(self.results)
-        # A result that one op reads twice counts as used twice, because a chain would have to store
-        # the result or to repeat its expression.
+        # A result that one op reads twice counts as used twice. Otherwise a chain would have to
+        # store the result or to repeat its expression.
         self._uses.update(numbers if little else set(numbers))
         self.trees.append(expression.substitute(tree, [["input", n] for n in numbers]))
         self.results.append(out)

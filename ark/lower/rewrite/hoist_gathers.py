@@ -129,8 +129,8 @@ def _rewritten(graph: Graph, moved: list[Node], place: int) -> list[Node]:
     read = {n.inputs[i].id: (n, i) for n in reversed(moved) for i in sorted(_row_places(n, rows))}
     taken: dict[int, Tensor] = {}  # by tensor: its gathered rows
     nodes: list[Node] = []
-    # Tensors are gathered in the order in which they are written, so that no gather waits behind
-    # another one whose tensor is written later.
+    # Tensors are gathered in the order in which they are written, so that no gather waits behind a
+    # gather of a tensor that is written later.
     for key in sorted(read.keys() - inside, key=lambda key: (writers.get(key, -1), key)):
         reader, i = read[key]
         number += 1

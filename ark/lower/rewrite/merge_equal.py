@@ -39,8 +39,8 @@ class _Merger:
         self.writes: Counter[int] = Counter()  # by buffer, so far
         self.results: dict[tuple[object, ...], Tensor] = {}
         self.replaced: dict[int, Tensor] = {}
-        # By the id and the place of the tensor that a view replaces: a tensor that ops read in
-        # several shapes has one id.
+        # The key is the id, place and shape of the tensor that a view replaces. The id alone is not
+        # enough, because a tensor that ops read in several shapes has one id.
         self.views: dict[tuple[object, ...], Tensor] = {}
 
     def take(self, node: Node) -> Node | None:
@@ -83,8 +83,8 @@ class _Merger:
         return (tensor.buffer.id, self.writes[tensor.buffer.id], tensor.dtype, *_place(tensor))
 
     def _read(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor itself or, if an equal op computed the same before, a view of the
-        earlier op's result.
+        """Returns the tensor itself. If an earlier op computed the same elements, returns a view of
+        the earlier op's result instead.
         """
         earlier = self.replaced.get(tensor.buffer.id)
         if earlier is None:

@@ -53,7 +53,7 @@ class _Match:
     @property
     def key(self) -> tuple[object, ...]:
         """A key of the weights and the way in which they are packed. If several matches share a
-        weight, all of them must have the same key.
+        weight, the weight is packed only if all of them have the same key.
         """
         packed = (*self.weights, *self.biases)
         return (tuple(t.buffer.id for t in packed), self.pairs, self.interleave)

@@ -47,8 +47,8 @@ def split_norms(graph: Graph, context: Context) -> Graph:
         else:
             nodes.append(node)
         if is_elementwise(node) and node.outputs[0].id in read:
-            # The op is computed twice, once for each of the two ops that read it, so that each of
-            # these can be fused with it.
+            # The op is computed twice, once for each of the two ops that read its result. Each copy
+            # can then be fused with its reader.
             result = node.outputs[0]
             copy = graph.tensor(result.shape, result.dtype, name=f"{node.name}.copy")
             copies[result.id] = copy

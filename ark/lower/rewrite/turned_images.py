@@ -49,7 +49,7 @@ class TurnedImages(ImageNodes):
         # (phase, processors) of the node that writes it.
         self.turned: dict[int, tuple[Tensor, Any]] = {}
         self.back: set[int] = set()  # ids of transposes back to channels first
-        # For the id of the buffer of each removed transpose's result: the tensor with the same
+        # For each removed transpose, by the id of its result's buffer: the tensor with the same
         # elements that is read instead.
         self.moved: dict[int, Tensor] = {}
 

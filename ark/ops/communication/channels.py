@@ -153,12 +153,12 @@ class Channel:
         return Tensor(self._at_peer(self._symmetric("there", target)), self._model)
 
     def signal(self, after: Sequence[TensorLike] = (), relaxed: bool = False) -> None:
-        """Signals the peer: its n-th `wait` on the channel ends with the n-th signal.
+        """Signals the peer. The peer's n-th `wait` on the channel ends with the n-th signal.
 
-        The peer gets the signal after all earlier transfers on this channel are complete and the
-        tensors in `after` are written (for example results computed from memory that the peer may
-        overwrite after the signal). relaxed: if True, the signal does not wait for transfers since
-        the last flush.
+        The signal is sent after all earlier transfers on this channel are complete, and after the
+        tensors in `after` are written (for example results that are computed from memory which the
+        peer may overwrite after the signal). relaxed: if True, the signal does not wait for
+        transfers since the last flush.
         """
         self._flag("channel_signal", () if relaxed else self._take_moved(), after)
 
@@ -248,7 +248,7 @@ class Channel:
 
     def _at_peer(self, place: Tensor) -> IrTensor:
         """The peer's copy of a symmetric tensor. place: this rank's copy. Ops that use the result
-        run after the same tensors are written as ops that use `place`.
+        are ordered like ops that use `place`: they run after the same earlier writes.
         """
         graph, own = self._model.graph, place.ir
         buffer = _buffer_at(self._model, own.buffer, self.peer)

@@ -222,8 +222,9 @@ def all_reduce(
 
 
 def one_shot(tensor: Tensor, output: Any, name: str, packet: bool) -> Tensor:
-    """Adds an all_reduce in which every rank sends its input to all ranks and adds the inputs in
-    rank order. packet: True if the exported graph (ark.ir.export) has one node for it, as in ARK.
+    """Adds an all_reduce in which every rank sends its input to all ranks, and each rank adds the
+    inputs in rank order. packet: True if the exported graph (ark.ir.export) represents the
+    all_reduce by a single node, as in ARK.
     """
     shape, dtype = tensor.ir.shape, tensor.ir.dtype
     return result("all_reduce", [tensor], shape, dtype, output, {"packet": packet}, name)
@@ -347,8 +348,8 @@ def all_to_all(
 ) -> Tensor:
     """Exchanges parts along the first dimension: rank r sends part s of its input to rank s.
 
-    Part r of the result is the part that rank r sent. Any type. Raises ModelError unless the first
-    dimension is a multiple of world_size. Arguments and other errors as for all_reduce.
+    Part s of rank r's result is the part that rank s sent. Any type. Raises ModelError unless the
+    first dimension is a multiple of world_size. Arguments and other errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 4)):

@@ -1,10 +1,10 @@
 """Messages between two ranks: send and recv. Sends and receives of the same tag are paired in
 program order.
 
-The sender puts the data into a receive buffer on the receiver, which copies them from there. Before
-the sender overwrites the buffer, the receiver must have read the previous iteration's message. The
-barrier between iterations ensures this. If ranks begin iterations independently, the put waits
-until the receiver has read the message.
+The sender puts the data into a receive buffer in the receiver's memory, and the receiver copies
+them from there. Before the sender overwrites the buffer, the receiver must have read the previous
+iteration's message. The barrier between iterations ensures this. If ranks begin iterations
+independently, the put waits until the receiver has read the message.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def send(
 ) -> Tensor:
     """Sends `input` to rank `remote_rank`, where a recv of the same tag receives it.
 
-    Sends and receives of one tag are paired in program order; the tensors of both must have the
-    same shape and type. Returns `input`, or if it is given `output`, which is not written.
+    Sends and receives of one tag are paired in program order, and their tensors must have the same
+    shape and type. Returns `output` if it is given, otherwise `input`. `output` is not written.
 
     The form of ARK 0.5, send(input, id, dst_rank, bytes), is also accepted: the first `bytes` bytes
     (0: all) are sent to a recv of that form.
@@ -114,10 +114,11 @@ def recv(
 ) -> Tensor:
     """Receives a tensor that `remote_rank` sends with the same tag; returns the received tensor.
 
-    output: the tensor to receive into; it must have the shape and type of the sent tensor. The form
-    of ARK 0.5, recv(id, src_rank, bytes, output), is also accepted, for a send of that form.
-    Without an output it returns a new tensor of `bytes` elements of type byte, which ark.cast can
-    view as another type.
+    output: the tensor to receive into; it must have the shape and type of the sent tensor.
+
+    The form of ARK 0.5, recv(id, src_rank, bytes, output), is also accepted, for a send of that
+    form. If it has no output, a new tensor of `bytes` elements of type byte is returned, which
+    ark.cast can view as another type.
 
     Examples:
         >>> with ark.use_model(ark.Model(1, 2)):

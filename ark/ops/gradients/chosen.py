@@ -1,5 +1,6 @@
-"""Gradients that have one element in each line, such as that of the logits which a cross entropy
-looks up: placed by comparing indices, so that no zeros are written and scattered to.
+"""Gradients that have at most one nonzero element in each line along an axis. An example is the
+gradient of the logits from which a cross entropy looks up one per row. They are computed by
+comparing indices, so that no tensor of zeros is written before a scatter.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ PLACED = ["where", ["input", 0], ["input", 1], ["number", 0.0]]
 
 
 def placed(shape: Sequence[int], ids: Tensor, given: Tensor, axis: int) -> Tensor | None:
-    """A tensor of `shape` with the elements `given` at the indices `ids` along an axis, and zeros.
-    Negative indices count from the end. None unless there is exactly one element for each line
-    along the axis.
+    """A tensor of `shape` that has the elements `given` at the indices `ids` along an axis, and
+    zeros elsewhere. Negative indices count from the end. None unless `ids` has exactly one element
+    for each line along the axis.
     """
     along = [n if d == axis else 1 for d, n in enumerate(shape)]
     if ids.ir.shape != tuple(1 if d == axis else n for d, n in enumerate(shape)):

@@ -102,8 +102,9 @@ def _gather_elements(call: Call) -> Gradients:
 
 @rule("scatter_elements")
 def _scatter_elements(call: Call) -> Gradients:
-    """The gradients of a scatter. If several updates have the same target element, each of them
-    gets the gradient of this element, as in torch.
+    """The gradients of a scatter. Each update gets the gradient of the element to which it was
+    written. If several updates have the same target element, each of them gets this gradient, as in
+    torch.
     """
     how = call.node.read(ScatterAttributes)
     axis, function = how.axis, how.function
@@ -198,8 +199,9 @@ def places_of(count: int, start: Tensor, limit: int) -> tuple[Tensor, Tensor]:
 
 @rule("embed")
 def _embed(call: Call) -> Gradients:
-    """The gradient of an embedding's table. The op copies row 0 of the table to result rows beyond
-    the end of the text. So the gradients of these rows are added to the gradient of row 0.
+    """The gradient of an embedding's table. For result rows beyond the end of the text, the op
+    copies row 0 of the table. So the gradients of these result rows are added to the gradient of
+    row 0.
     """
     table, rows, text = call.node.inputs[1], call.node.read(RowsAttributes).rows, call.input(0)
     at, within = places_of(rows, call.input(2), text.ir.shape[0])

@@ -216,7 +216,8 @@ class AdamW(Adam):
 
 
 class LAMB(AdamW):
-    """LAMB: Adam's step, scaled to the 2-norm of the parameter times the learning rate.
+    """LAMB: Adam's step, scaled so that its 2-norm is that of the parameter times the learning
+    rate.
 
     You et al. 2020, algorithm 2, phi(x) = x, with decoupled weight decay. The step is not scaled if
     its norm or that of the parameter is 0.

@@ -26,9 +26,9 @@ def _as(tensor: Tensor, like: Tensor) -> Tensor:
 
 @rule("matmul")
 def _matmul(call: Call) -> Gradients:
-    """The gradients of C = A B, which are dC B^T for A and A^T dC for B, transposed if the operand
-    was. If A and B have one 16-bit type and C is fp32, dC is rounded to that type, as torch does:
-    products of 16-bit operands run on matrix units.
+    """The gradients of C = A B. They are dC B^T for A and A^T dC for B, each transposed if the
+    operand was. If A and B have one 16-bit type and C is fp32, dC is rounded to the 16-bit type, as
+    in torch, because products of 16-bit operands run on matrix units.
     """
     given = call.gradient()
     first, second = (value.dtype for value in call.node.inputs[:2])

@@ -1,7 +1,7 @@
 """The gradient rules of collectives, as in torch.distributed.nn.
 
-The gradients of a tensor are those of the sum of the outputs of all ranks, not only of this rank's
-outputs. Every rank must request the same gradients in the same order.
+A rank's gradient of a tensor is the gradient of the sum of the outputs of all ranks, not only of
+its own outputs. Every rank must request the same gradients in the same order.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def _product(call: Call) -> Gradients:
 
 @rule("reduce_squares")
 def _squares(call: Call) -> Gradients:
-    """The gradient of a sum of squared differences from the mean. The derivative through the mean
-    is zero, so it is not added.
+    """The gradient of a sum of squared differences from the mean. The mean also depends on the
+    input, but the derivative through the mean is zero, so no term is added for it.
     """
     source = _as(call.input(0), call.output())
     centred = sub(source, reduce_mean(source, _axis(call)))
@@ -86,8 +86,9 @@ def _squares(call: Call) -> Gradients:
 
 @rule("softmax", "safe_softmax")
 def _softmax(call: Call) -> Gradients:
-    """The gradient of a softmax. Its two ops read the result and the gradient in their own types; a
-    cast of either, which both would read, would be stored.
+    """The gradient of a softmax, computed by two ops. Both read the result and the gradient in
+    their own types and cast them to fp32 themselves. A separate cast would be read by both ops, and
+    so it would be stored in memory.
     """
     given, shape = [call.output(), call.gradient()], call.shape(0)
     result, gradient = (

@@ -150,9 +150,11 @@ class Regions:
 
 
 def _joined(parts: Sequence[_Part], extents: tuple[int, ...]) -> list[_Part]:
-    """The parts of a buffer. Parts of dimensions other than `extents` that form the whole buffer
-    are concatenated in their own dimensions. A column block of (4, 512, 2304), for example, is no
-    box of (2048, 2304) that `_seen` finds, so each would be padded with zeros and added.
+    """The parts of a buffer, some of them joined. If parts with dimensions other than `extents`
+    together form the whole buffer, they are concatenated in their own dimensions.
+
+    For example, a column block of (4, 512, 2304) is not a box of (2048, 2304). Without this
+    function, each such block would be padded with zeros and added.
     """
     groups: dict[tuple[int, ...], list[_Part]] = {}
     for part in parts:

@@ -172,8 +172,9 @@ class _Reverse:
         return gradients
 
     def _active(self) -> dict[int, list[bool]]:
-        """The nodes through which gradients flow, by index. Each has a list with one entry per
-        input: True if the input depends on a tensor for which the caller requests a gradient.
+        """The nodes through which gradients flow, by index. Each node has a list with one entry per
+        input. The entry is True if the input depends on a tensor for which the caller requests a
+        gradient.
         """
         moved: dict[int, list[ir.Tensor]] = {}
         births: dict[int, list[ir.Tensor]] = {}
@@ -198,9 +199,11 @@ class _Reverse:
         return active
 
     def _undo(self, place: int, uses: Sequence[bool]) -> None:
-        """Adds the nodes that compute the gradients of a node's inputs from those of its outputs.
+        """Adds the nodes that compute the gradients of a node's inputs from the gradients of its
+        outputs.
 
-        If the user restricted the node to some processors, the new nodes run on these, too.
+        If the user restricted the node to some processors, the new nodes are restricted to the same
+        processors.
         """
         node, first = self.nodes[place], len(self.graph.nodes)
         given = [self.regions.take(out) for out in reversed(node.outputs)][::-1]

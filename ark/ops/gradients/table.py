@@ -1,9 +1,10 @@
-"""The table of gradient rules: for each op the computation of its inputs' gradients.
+"""The table of gradient rules. For each op, it has the function that computes the gradients of the
+op's inputs.
 
-A rule is a function. Its argument is a `Call`, which has one node and the gradients of the node's
-results. It returns a list with the gradient of every input. The entry is None if the input has no
-gradient or if its gradient is not needed. Rules use public ops. The modules of op families in this
-package fill the table; ark.ops.gradients.reverse uses it.
+Such a rule gets a `Call`, which has one node and the gradients of the node's results. It returns a
+list with one gradient for every input. An entry is None if the input has no gradient or if its
+gradient is not needed. Rules use public ops. The modules of op families in this package fill the
+table; ark.ops.gradients.reverse uses it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The gradient rules of index arithmetic (pads, steps, windows of convolutions) and of pooling.
 
-A remap copies the element at source index f(i) to result index i. The gradient of a remap is
+A remap copies the element at source index f(i) to result index i. Its gradient is computed by
 another remap, which inverts f, followed by a sum over the result dimensions on which f does not
 depend. If an edge mode repeats elements of the source, f has no inverse. Gradients are then added
 along the axis by a scatter.

@@ -143,8 +143,8 @@ class Costs:
             "V" if letter == VALUE or letter in annotation.summed else state
             for letter, state in zip(choice, inputs[-1], strict=True)
         )
-        # An axis that splits an op into partial sums (VALUE) does not reduce a rank's work, because
-        # a partial sum has as many elements as the whole value.
+        # If an axis splits an op into partial sums (VALUE), a rank has no less work, because a
+        # partial sum has as many elements as the whole value.
         work = arithmetic(node) / math.prod(n for letter, n in parts.items() if letter != VALUE)
         tensors = (*node.inputs, *node.outputs)
         states_of = [*inputs[:-1], *[output] * len(node.outputs)]

@@ -109,8 +109,8 @@ def evaluate(nodes: Sequence[Node], chosen: Mapping[int, Option], costs: Costs) 
 
 
 def passes(costs: Costs) -> float:
-    """The factor by which an op's time is multiplied: 3 in training, because gradients cost twice
-    the forward op, otherwise 1.
+    """The factor by which an op's time is multiplied. It is 3 in training, because an op's
+    gradients cost twice the forward op, and 1 otherwise.
     """
     return 3.0 if costs.training else 1.0
 

@@ -73,8 +73,8 @@ class Times:
                 self.widths[node.id] = columns[node.inputs[0].id] / node.outputs[0].shape[-1]
 
     def added_us(self, elements: float, itemsize: int, shares: int) -> float:
-        """The time in which a rank adds the partial sums of its part of a tensor. One op reads all
-        of them and writes the sum.
+        """The time in which a rank adds the partial sums of its part of a tensor. A single op reads
+        all partial sums and writes the total.
         """
         moved = elements * itemsize * (shares + 1) / self.rates.memory_bytes_per_us
         return moved + (self.rates.tiled.costs.op_us if self.rates.tiled is not None else 0.0)
@@ -98,7 +98,7 @@ class Times:
         wide = self.widths.get(node.id, 1.0)
         shape = (1, 1, max(1, round(rows)), max(1, round(columns * wide)))
         size = node.inputs[1].dtype.itemsize
-        # The result has fewer columns than the narrowest tile, so no tile fits, and the op takes
+        # The result has fewer columns than the narrowest tile. So no tile fits, and the op takes
         # the time of a product without matrix units.
         if not candidates(shape, round(depth), size, rates.tiled, False):
             return plain + costs.op_us

@@ -64,8 +64,8 @@ def _able(
     several = frozenset(i for i, buffer in enumerate(read) if buffer in shares)
     if not several or len(node.outputs) != 1 or node.elementwise.expr is not None:
         return frozenset()
-    # `shifted` is True if the node adds a constant to a tensor or subtracts one. Such a node does
-    # not map zeros to zeros.
+    # `shifted` is True if the node adds a constant to a tensor or subtracts a constant from it.
+    # Such a node does not map zeros to zeros.
     shifted = node.type in ("add", "sub") and len(read) == 1
     if node.type in ZEROS and len(several) == len(read) and not shifted:
         of = {rows.get(buffer) for buffer in read}

@@ -152,8 +152,8 @@ class _Writer:
             graph.add(piece.node.type, inputs, outs, attrs, piece.node.name)
 
     def _place(self, rank: int, piece: Piece, view: View) -> Tensor:
-        """Returns a tensor for the output of a piece on a rank. It is in the rank's memory for the
-        buffer if the output covers all of that.
+        """A tensor for the output of a piece on a rank. If the output covers all of the rank's
+        memory for the buffer, the tensor is in this memory.
         """
         graph, source = self.result.graphs[rank], self.source[view.buffer]
         twin, _ = self.plan.versions.get(view.buffer, (None, 0))
@@ -311,9 +311,8 @@ class _Writer:
         interval: tuple[Fraction, Fraction],
         sources: Sequence[Written],
     ) -> list[Chosen]:
-        """Finds sources whose partial sums add up to a part of a value: the box `cell`, with the
-        share `interval`. Returns tuples (rank, piece, view). Pieces that the rank itself computes
-        are preferred.
+        """Finds pieces whose results add up to the share `interval` of a part `cell` of a value.
+        Returns tuples (rank, piece, view). Pieces that the rank itself computes are preferred.
         """
         able = [
             ((other - rank) % self.plan.ranks, other, piece, written)

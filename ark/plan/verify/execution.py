@@ -142,8 +142,8 @@ class Run:
         self._packet += [True] * len(awaited)
 
     def execute(self) -> tuple[int, int] | None:
-        """Executes all tasks. Returns None if all of them ran, otherwise the number of tasks that
-        never start and the first of these.
+        """Executes all tasks. Returns None if all of them ran. Otherwise returns the number of
+        tasks that never start, and the first of these tasks.
         """
         nodes = len(self.processor)
         signalled = np.concatenate([*self._signals, np.zeros((0, 3), np.int64)])

@@ -37,8 +37,8 @@ class Frozen:
 
 
 class Needs:
-    """The needs collected so far. A need is a set of earlier tasks, after which a later task must
-    come. Tasks are given by node numbers, of one rank or of all ranks.
+    """The needs collected so far. A need is a set of earlier tasks that must precede a later task.
+    Tasks are given by node numbers, which count the tasks of one rank or of all ranks.
     """
 
     def __init__(self) -> None:

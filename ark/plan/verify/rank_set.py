@@ -61,8 +61,8 @@ class RankSet:
         return self._checked[rank]
 
     def plan(self, rank: int) -> Plan:
-        """A plan with the buffers, counters and names of a rank. If only rank 0's plan is stored,
-        rank numbers in the result are those of rank 0's plan.
+        """The plan in which a rank's buffers, counters and names can be looked up. If only rank 0's
+        plan is stored, the rank numbers in the result are those of rank 0's plan.
         """
         return self.plans.first if isinstance(self.plans, Rotated) else self.plans[rank]
 

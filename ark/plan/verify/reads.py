@@ -54,8 +54,9 @@ class _Written:
 
 
 def _covers(write: Region, read: Region) -> bool:
-    """True only where a write covers every byte of a read of the same buffer: by their indices or,
-    if the write is of a range of bytes without gaps, by these.
+    """True only where a write covers every byte of a read of the same buffer. This is decided by
+    comparing indices or, if the write covers a range of bytes without gaps, by comparing byte
+    ranges.
     """
     whole = write.boxes.fills_span and write.begin <= read.begin and read.end <= write.end
     return whole or write.covers(read)
@@ -215,8 +216,8 @@ def _in_parts(
 def _undelivered(
     order: Order, region: Region, box: int, readers: np.ndarray, writers: Sequence[Touch]
 ) -> int | None:
-    """The first reader of a box for which the peers' writes that are complete when it starts do not
-    cover the box; None if they cover it for all readers.
+    """The first reader of a box that may start before the box is completely written: the peers'
+    writes that are complete when it starts do not cover the box. None if there is no such reader.
     """
     low, high = (v[box] for v in _bounds(region))
     parts: list[_Part] = []

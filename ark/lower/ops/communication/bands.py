@@ -54,8 +54,8 @@ class Product:
         engine = lowering.options.get("overlap")
         if engine in COPIED:
             self.copies = choose_engine(lowering.machine, self.out.nbytes, engine)
-        # If the host's proxy copies to peers, half of the processors without tiles wait for these
-        # copies to end.
+        # If the host's proxy copies to peers, half of the processors without tiles run the tasks
+        # that wait until such copies have ended.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
         # The task lists that transfer results. They are those of moving warps, if there are enough
