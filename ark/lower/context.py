@@ -94,8 +94,9 @@ class Lowering:
         full = node.outputs[0].shape
         if sizes is not None and dims > MAX_FOLDED_DIMS and not is_block(full, sizes[0]):
             raise PlanError(
-                f"op {node.name!r}: a tile of {sizes[0]} indices of the leading dimensions of "
-                f"{list(full)} does not divide them into boxes; give a divisor"
+                f"op {node.name!r}: the leading dimensions of {list(full)} cannot be divided into "
+                f"tiles of {sizes[0]} indices, because such tiles would not be boxes; give a "
+                "divisor"
             )
         if sizes is not None and any(sizes[d] != 1 for d in fixed):
             raise PlanError(

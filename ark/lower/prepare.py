@@ -112,8 +112,8 @@ def _checked(options: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     hosts = options.get("hosts") or ()
     if hosts and len(hosts) != world_size:
         raise InvalidUsageError(
-            f"hosts names {len(hosts)} of {world_size} ranks; give the number of a host for each "
-            "rank"
+            f"the option hosts has {len(hosts)} numbers for {world_size} ranks; give the number "
+            "of a host for each rank"
         )
     limit = options.get("activation_bytes")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):

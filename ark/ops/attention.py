@@ -122,9 +122,9 @@ def check_mask(op: str, window: int, softcap: float, causal: bool = True) -> Non
     """
     if window < 0 or softcap < 0 or (window and not causal):
         raise ModelError(
-            f"{op}: the window is {window}, the soft cap {softcap}, causal {causal}; window and "
-            "soft cap must be at least 0, and a window covers earlier positions, so it needs "
-            "causal=True"
+            f"{op}: the window is {window}, the soft cap is {softcap} and causal is {causal}; "
+            "window and soft cap must be at least 0, and a window covers earlier positions, so "
+            "it needs causal=True"
         )
 
 
@@ -140,8 +140,9 @@ def _mask(given: Tensor, sizes: Sequence[int], sequences: int) -> Tensor:
     )
     if not fits or sequences > 1 or given.ir.dtype not in (bool_, *FLOATS):
         raise ModelError(
-            f"attention: the mask is {given.ir.dtype.name} {list(given.ir.shape)} of {sequences} "
-            f"sequences; expected bool or floats that broadcast to {list(sizes)}, of one sequence"
+            f"attention: the mask is {given.ir.dtype.name} {list(given.ir.shape)}, and there are "
+            f"{sequences} sequences; expected one sequence, and a mask of bool or floats that "
+            f"broadcasts to {list(sizes)}"
         )
     return given if aligned == given.ir.shape else reshape(given, aligned)
 

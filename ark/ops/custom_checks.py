@@ -53,7 +53,8 @@ def scratch_of(name: str, fixed: Any, each: Mapping[str, Any]) -> tuple[int, dic
     sizes = {axis: whole(f"custom op {name!r}", n) for axis, n in each.items()}
     if any(n < 0 for n in (whole(f"custom op {name!r}", fixed), *sizes.values())):
         raise InvalidUsageError(
-            f"custom op {name!r}: scratch of {fixed} bytes, or {sizes} per axis; sizes must be >= 0"
+            f"custom op {name!r}: scratch is {fixed} bytes and scratch_each is {sizes}; no size "
+            "may be negative"
         )
     return int(fixed), sizes
 

@@ -125,8 +125,8 @@ def expert_linear(
     held, count = w.ir.shape[0], w.ir.shape[0] if of is None else of
     if not 0 <= first <= count - held:
         raise InvalidUsageError(
-            f"expert_linear: the weight has {held} experts from {first} on, of {count}; expected "
-            f"numbers among 0 to {count - 1}"
+            f"expert_linear: the weight contains {held} experts with the numbers from {first} on, "
+            f"but there are {count} experts, numbered 0 to {count - 1}"
         )
     if not w.ir.dense:
         raise ModelError("expert_linear: the weight must be dense; ark.copy it")

@@ -44,8 +44,8 @@ def resize(
     wanted = numbers("resize", "sizes", sizes, count, 1)
     if mode not in ("nearest", "linear") or coordinates not in COORDINATES:
         raise InvalidUsageError(
-            f"resize: mode {mode!r} with coordinates {coordinates!r}; expected nearest or linear, "
-            f"and one of {', '.join(COORDINATES)}"
+            f"resize: the mode is {mode!r} and coordinates are {coordinates!r}; expected the mode "
+            f"nearest or linear, and coordinates of {', '.join(COORDINATES)}"
         )
     axes = {2 + d: n for d, n in enumerate(wanted) if n != tensor.ir.shape[2 + d]}
     if mode == "nearest":
@@ -144,8 +144,9 @@ def batch_norm(
     others = [as_tensor(t) for t in (scale, shift, mean, variance)]
     if any(t.ir.shape != (channels,) for t in others):
         raise ModelError(
-            f"batch_norm: an input of shape {list(x.ir.shape)} with statistics of shape "
-            f"{[list(t.ir.shape) for t in others]}; expected [{channels}] each"
+            f"batch_norm: the input has shape {list(x.ir.shape)}, and scale, shift, mean and "
+            f"variance have shapes {[list(t.ir.shape) for t in others]}; expected [{channels}] "
+            "for each of the four"
         )
     wide = [reshape(t, [channels, *[1] * (len(x.ir.shape) - 2)]) for t in others]
     factor = ["mul", ["rsqrt", ["add", leaf(4), number(float(eps))]], leaf(1)]

@@ -97,7 +97,7 @@ def pad(
         raise InvalidUsageError(f"pad: the mode is {mode!r}; expected one of {', '.join(MODES)}")
     if len(pads) != len(shape):
         raise InvalidUsageError(
-            f"pad: {len(pads)} pairs for {len(shape)} dimensions; give one for each"
+            f"pad: {len(pads)} pairs were given for {len(shape)} dimensions; give one pair for each"
         )
     pads = [(whole("pad", a), whole("pad", b)) for a, b in pads]
     dims = [n + a + b for n, (a, b) in zip(shape, pads, strict=True)]
@@ -148,8 +148,8 @@ def strided_slice(
     for b, s, n, size in zip(begins, steps, shape, sizes, strict=True):
         if not (0 <= b < n and 0 <= b + (size - 1) * s < n and size > 0):
             raise InvalidUsageError(
-                f"strided_slice: {size} elements from {b} with step {s} exceed the {n} elements "
-                "of the dimension"
+                f"strided_slice: {size} elements from index {b} with step {s} exceed the {n} "
+                "elements of the dimension"
             )
     rules = [[[[d, s]], b, 1, "fill"] for d, (b, s) in enumerate(zip(begins, steps, strict=True))]
     return remap("strided_slice", tensor, sizes, rules, name=name)
@@ -167,7 +167,8 @@ def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
     shape = tensor.ir.shape
     if len(repeats) != len(shape) or any(r < 1 for r in repeats):
         raise InvalidUsageError(
-            f"tile: {list(repeats)} is not one repetition count per dimension of {list(shape)}"
+            f"tile: the repeats are {list(repeats)}; give one number of repetitions for each "
+            f"dimension of {list(shape)}"
         )
     dims = [n * int(r) for n, r in zip(shape, repeats, strict=True)]
     return remap("tile", tensor, dims, [same(d, "wrap") for d in range(len(dims))], name=name)

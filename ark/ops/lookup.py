@@ -92,7 +92,8 @@ def gather_elements(
     ):
         raise ModelError(
             f"gather_elements: indices of shape {list(wanted)} do not fit a tensor of shape "
-            f"{list(shape)}; expected as many dimensions, none of them larger except {axis}"
+            f"{list(shape)}; expected the same number of dimensions, and no size larger than the "
+            f"tensor's, except in dimension {axis}"
         )
     attrs = AxisAttributes(axis=axis).to_node()
     return result("gather_elements", [tensor, ids], wanted, tensor.ir.dtype, output, attrs, name)
@@ -148,8 +149,8 @@ def gather_nd(
     depth = wanted[-1]
     if batch_dims + depth > len(shape) or wanted[:batch_dims] != shape[:batch_dims]:
         raise ModelError(
-            f"gather_nd: indices of shape {list(wanted)} with {batch_dims} batch dimensions do not "
-            f"fit a tensor of shape {list(shape)}"
+            f"gather_nd: indices of shape {list(wanted)} and batch_dims={batch_dims} do not fit a "
+            f"tensor of shape {list(shape)}"
         )
     batch = math.prod(shape[:batch_dims])
     many = math.prod(wanted[batch_dims:-1])

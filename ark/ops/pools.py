@@ -47,8 +47,8 @@ def _pool(
         sizes.append(places - 1 if ceil and (places - 1) * s >= n + a else places)
         if room < 0 or a >= k * d:
             raise ModelError(
-                f"{op}: a window of {size} with padding {pads} does not fit the input "
-                f"{list(tensor.ir.shape)}"
+                f"{op}: a window of size {size} with padding {pads} does not fit the input of "
+                f"shape {list(tensor.ir.shape)}"
             )
     shape = (*tensor.ir.shape[:2], *sizes)
     room_of = zip(tensor.ir.shape[2:], sizes, size, steps, spread, pads, strict=True)

@@ -103,8 +103,8 @@ def quantize(
     shape = x.ir.shape
     if most is None or group < 1 or shape[-1] % group:
         raise ModelError(
-            f"quantize: {list(shape)} to {dtype.name} in groups of {group}; expected int4, int8 or "
-            "fp4 and a group that divides the last dimension"
+            f"quantize: the input has shape {list(shape)}, the type is {dtype.name} and the group "
+            f"{group}; expected int4, int8 or fp4, and a group that divides the last dimension"
         )
     wide = reshape(x, [*shape[:-1], shape[-1] // group, group])
     scales = div(maximum(reduce_max(magnitude(wide), -1), 1e-30), most)

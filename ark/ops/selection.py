@@ -176,8 +176,8 @@ def one_hot(
     rank = len(ids.ir.shape) + 1
     if depth < 1 or not -rank <= axis < rank:
         raise InvalidUsageError(
-            f"one_hot: depth {depth} along axis {axis} of {rank} dimensions; expected a depth of "
-            "at least 1 and an axis of the result"
+            f"one_hot: the depth is {depth} and the axis {axis}, for a result of {rank} "
+            "dimensions; expected a depth of at least 1 and an axis of the result"
         )
     place = axis % rank
     dims = (*ids.ir.shape[:place], depth, *ids.ir.shape[place:])

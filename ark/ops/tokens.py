@@ -194,9 +194,9 @@ def embed(
         raise ModelError(f"embed: {ids.ir.shape[0]} tokens are not divisible by {batch} sequences")
     if ids.ir.dtype != int32 or len(ids.ir.shape) != 1 or len(table.ir.shape) != 2 or rows < 1:
         raise ModelError(
-            f"embed: {rows} rows of tokens {ids.ir.dtype.name} {list(ids.ir.shape)} in a table of "
-            f"shape {list(table.ir.shape)}; expected at least one row, int32 tokens (context,) and "
-            "a table (vocabulary, dim)"
+            f"embed: {rows} rows were requested, the tokens are {ids.ir.dtype.name} "
+            f"{list(ids.ir.shape)}, and the table has shape {list(table.ir.shape)}; expected at "
+            "least one row, int32 tokens (context,) and a table (vocabulary, dim)"
         )
     shape = (batch * rows, table.ir.shape[1])
     return result(

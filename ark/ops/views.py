@@ -182,8 +182,8 @@ def reinterpret(base: Tensor, dtype: DataType, name: str = "") -> Tensor:
     lasts = [source.shape[-1] * old, source.extents[-1] * old, source.offsets[-1] * old]
     if dtype.packed or source.dtype.packed or any(n % size for n in lasts):
         raise ModelError(
-            f"cast: rows of {lasts[0]} bytes, which begin {lasts[1]} bytes apart, are not whole "
-            f"elements of {dtype.name}"
+            f"cast: rows of {lasts[0]} bytes that begin {lasts[1]} bytes apart do not consist of "
+            f"whole elements of {dtype.name}"
         )
     shape, extents, offsets = ((*r, n // size) for r, n in zip(rows, lasts, strict=True))
     view = graph.tensor(

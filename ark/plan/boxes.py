@@ -293,8 +293,8 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
             )
             if not inside:
                 raise PlanError(
-                    f"a task of kind {sig.kind!r} accesses {list(lo)} to {list(hi)} of operand "
-                    f"{key[0]}, whose shape is {list(operand.shape)}"
+                    f"a task of kind {sig.kind!r} accesses the indices {list(lo)} to {list(hi)} "
+                    f"of operand {key[0]}, whose shape is {list(operand.shape)}"
                 )
         each, strides = operand.per_item, operand.strides
         if each > 1:  # several elements share a byte, so boxes are counted in bytes

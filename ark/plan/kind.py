@@ -77,9 +77,9 @@ class TaskKind(ABC):
         for index, operand in enumerate(sig.operands):
             if operand.packet and (index not in able or operand.dtype not in self.packet_types):
                 raise PlanError(
-                    f"operand {index} ({operand.dtype}) is marked as packets; kind {self.name!r} "
-                    f"takes packets of {' or '.join(self.packet_types)} for the operands "
-                    f"{sorted(able)}"
+                    f"operand {index} ({operand.dtype}) is stored as packets, but kind "
+                    f"{self.name!r} supports packets only of type "
+                    f"{' or '.join(self.packet_types)}, and only for the operands {sorted(able)}"
                 )
 
     @abstractmethod

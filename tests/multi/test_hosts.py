@@ -276,7 +276,7 @@ def test_unsupported_transfers_between_hosts_are_refused() -> None:
     model = Model(0, 2)
     with use_model(model):
         channels.put_then_signal(0)
-    with pytest.raises(InvalidUsageError, match="hosts names 3 of 2 ranks"):
+    with pytest.raises(InvalidUsageError, match="hosts has 3 numbers for 2 ranks"):
         make_plan(model.graph, CPU_2, {"hosts": [0, 1, 1]})
 
     def packets(rank: int) -> None:

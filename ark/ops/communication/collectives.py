@@ -57,7 +57,7 @@ def choose_program(
         asked = (Collective(collective), world, root)
         if (algorithm.collective, algorithm.ranks, algorithm.root) != asked:
             raise InvalidUsageError(
-                f"{collective} over {world} ranks was given the program {algorithm}; pass a "
+                f"{collective} over {world} ranks cannot use the program {algorithm}; pass a "
                 "program for this collective, root and number of ranks"
             )
         if algorithm.counts is not None and not algorithm.permutes:

@@ -93,9 +93,9 @@ def tessel(
     if min(steady) < 0:
         device = steady.index(min(steady))
         raise PlanError(
-            f"blocks leave {given[device] - steady[device]} of the {given[device]} units of "
-            f"memory of device {device} allocated when their micro-batch has ended; let blocks "
-            "free it, or give more memory"
+            f"when a micro-batch has ended, its blocks leave {given[device] - steady[device]} of "
+            f"the {given[device]} units of memory of device {device} allocated; let blocks free "
+            "it, or give more memory"
         )
     core = search(scaled, steady, time_limit_s)
     times, ahead, bound = _completed(scaled, given, core, micro_batches)

@@ -217,8 +217,8 @@ class _Writer:
                 self._fetch(rank, view)
             elif view.share != (0, 1):
                 raise ModelError(
-                    "the plan reads a partial sum of a tensor that the caller fills, which is "
-                    "whole; split the op along a dimension"
+                    "the plan reads a partial sum of a tensor that the caller fills, but every "
+                    "rank holds that tensor whole; split the op along a dimension"
                 )
             else:
                 self.fetched[rank, view] = self._given(rank, view)
@@ -335,8 +335,8 @@ class _Writer:
         others = rest(interval[0])
         if others is None:
             raise ModelError(
-                f"no pieces of the plan add up to the part {list(cell)} that rank {rank} needs; "
-                "split the op that writes it into parts of one kind"
+                f"rank {rank} needs the part {list(cell)} of a value, but no pieces of the plan "
+                "add up to it; split the op that writes the value into parts of one kind"
             )
         return others
 

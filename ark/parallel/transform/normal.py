@@ -133,7 +133,7 @@ class _Normal:
         """
         if len(self.phases.get(buffer.id, ())) > 1 and buffer.id not in self.twin_of:
             raise UnsupportedError(
-                f"{node.name} writes memory that another entry point writes too and none reads; "
+                f"{node.name} writes memory that another entry point also writes and no op reads; "
                 "in a graph that is split each entry point writes to its own memory"
             )
         return self.version_of.get((buffer.id, node.phase), buffer)

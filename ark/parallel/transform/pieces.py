@@ -86,7 +86,7 @@ class ParallelGraph:
                 if extents.setdefault(tensor.buffer.id, tensor.extents) != tensor.extents:
                     raise UnsupportedError(
                         f"{node.name} reads {tensor.name or 'a tensor'} in the shape "
-                        f"{list(tensor.extents)}, another op in "
+                        f"{list(tensor.extents)}, but another op reads it in "
                         f"{list(extents[tensor.buffer.id])}; a tensor that is split has one "
                         "shape, so copy it"
                     )

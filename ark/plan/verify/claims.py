@@ -29,8 +29,8 @@ def check_claims(rank_set: RankSet) -> None:
                 continue
             if op.claims is None or not tiles:
                 raise refuse(
-                    f"op {op.name!r} of kind {op.kind!r} claims {tiles} tiles, its counter is "
-                    f"{op.claims}; only an op that claims tiles has a counter"
+                    f"op {op.name!r} of kind {op.kind!r} claims {tiles} tiles, and its counter is "
+                    f"{op.claims}; an op has a counter for claiming tiles only if it claims some"
                 )
             _check_counter(plan, op.name, op.claims, tiles, used)
             used.add(op.claims)

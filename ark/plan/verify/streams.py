@@ -54,8 +54,9 @@ def check_streams(
             grow = any(fetch.growth for fetches in fetches_of for fetch in fetches)
             if grow and any(len(fetches) != 1 for fetches in fetches_of):
                 raise refuse(
-                    f"a task of op {op.name!r} has a growing fetch and others; a growing fetch "
-                    "must be a task's only one"
+                    f"a task of op {op.name!r} has other fetches beside a growing fetch (a copy "
+                    "of the rows that a cache has so far); a growing fetch must be a task's only "
+                    "one"
                 )
             if grow and not regions:
                 regions = _by_memory(rank_set.touches(plan.rank, number))
@@ -150,9 +151,9 @@ def _check_pages(
         )
     if pages.pitch % BULK_COPY_BYTES or pages_of_stage(step, pages.rows) > MAX_STAGE_PAGES:
         raise refuse(
-            f"op {op.name!r} streams stages of {step} rows from pages of {pages.rows}, "
-            f"{pages.pitch} bytes apart; expected at most {MAX_STAGE_PAGES} pages in a stage, a "
-            f"multiple of {BULK_COPY_BYTES} bytes apart"
+            f"op {op.name!r} streams stages of {step} rows from pages of {pages.rows} rows, and "
+            f"the pages are {pages.pitch} bytes apart. Expected: at most {MAX_STAGE_PAGES} pages "
+            f"in a stage, and a distance that is a multiple of {BULK_COPY_BYTES} bytes"
         )
 
 
@@ -176,8 +177,9 @@ def _check_growth(
     tensor = plan.tensors[op.operands[growth.length]]
     if machine.ring_bytes and not machine.variant.role(COMMUNICATE):
         raise refuse(
-            f"op {op.name!r} has a growing fetch, but variant {machine.variant.name!r} has a ring "
-            f"and no warp of role {COMMUNICATE!r} to count the stages"
+            f"op {op.name!r} has a growing fetch (a copy of the rows that a cache has so far), "
+            f"but variant {machine.variant.name!r} has a ring and no warp of role {COMMUNICATE!r} "
+            "to count the stages"
         )
     if tensor.dtype != "int32" or math.prod(tensor.shape) != 1:
         raise refuse(
@@ -189,9 +191,10 @@ def _check_growth(
     )
     if not whole or growth.part >= growth.parts:
         raise refuse(
-            f"op {op.name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage}, part "
-            f"{growth.part} of {growth.parts}; expected multiples of its row of {growth.row} "
-            f"bytes, and rows of a multiple of {BULK_COPY_BYTES}"
+            f"op {op.name!r} streams {fetch.nbytes} bytes in stages of {fetch.stage} bytes and "
+            f"takes part {growth.part} of {growth.parts}. Expected: a part number below the "
+            f"number of parts, bytes and stages that are multiples of the row of {growth.row} "
+            f"bytes, and rows that are a multiple of {BULK_COPY_BYTES} bytes"
         )
     if growth.pages is not None:
         _check_pages(rank_set, plan, op, fetch, growth.pages, written)

@@ -152,14 +152,15 @@ def _check_tensor(plan: Plan, t: PlanTensor) -> None:
     )
     if not inside or math.prod(t.items.extents) * t.itemsize > plan.buffers[t.buffer].nbytes:
         raise refuse(
-            f"tensor {t.name!r} of shape {list(t.shape)} at {list(t.offsets)} of {list(t.extents)} "
-            f"does not fit its buffer of {plan.buffers[t.buffer].nbytes} bytes"
+            f"tensor {t.name!r} of shape {list(t.shape)}, with offsets {list(t.offsets)} and "
+            f"extents {list(t.extents)}, does not fit its buffer of "
+            f"{plan.buffers[t.buffer].nbytes} bytes"
         )
     if t.offsets[-1] % by_name(t.dtype).per_item or t.extents[-1] % by_name(t.dtype).per_item:
         raise refuse(
             f"tensor {t.name!r} of {t.dtype} begins at element {t.offsets[-1]} of rows of "
-            f"{t.extents[-1]}; both must be multiples of {by_name(t.dtype).per_item}, the elements "
-            "of a byte"
+            f"{t.extents[-1]} elements; both numbers must be multiples of "
+            f"{by_name(t.dtype).per_item}, the number of elements that share a byte"
         )
     arena = plan.buffers[t.buffer].arena
     if arena != "symmetric" and t.packet != (arena == "packet"):
@@ -177,7 +178,10 @@ def _check_moved(plans: Rotated, written: set[Key]) -> None:
     changed = [first.buffers[b] for rank, b in written if rank == first.rank]
     for number in plans.moved:
         if not 0 <= number < len(first.tensors):
-            raise refuse(f"tensor {number} is listed as moved between ranks, but does not exist")
+            raise refuse(
+                f"the plans of the ranks list tensor {number} as one whose offset differs between "
+                "ranks, but it does not exist"
+            )
         tensor = first.tensors[number]
         own = first.buffers[tensor.buffer]
         begin, end = own.offset, own.offset + own.nbytes

@@ -121,7 +121,7 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 1 > MAX_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not supported; at most {MAX_OPERANDS - 1} take part"
+            f"all_reduce among {world} ranks is not supported; use at most {MAX_OPERANDS - 1} ranks"
         )
     share = dense(lowering, node.inputs[0], ".dense", fill=True)
     out = dense(lowering, node.outputs[0], ".sum", fill=False)
@@ -153,7 +153,7 @@ def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
     rank, world = lowering.graph.rank, lowering.graph.world_size
     if world + 4 > MAX_OPERANDS:
         raise UnsupportedError(
-            f"all_reduce among {world} ranks is not supported; at most {MAX_OPERANDS - 4} take part"
+            f"all_reduce among {world} ranks is not supported; use at most {MAX_OPERANDS - 4} ranks"
         )
     given, *residuals, weight = node.inputs
     share = dense(lowering, given, ".dense", fill=True)

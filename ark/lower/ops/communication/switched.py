@@ -30,8 +30,8 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     engine = choose_engine(machine, share.nbytes, SWITCH, (SWITCH,))
     if 2 * world > MAX_OPERANDS or share.dtype.name not in TYPES:
         raise UnsupportedError(
-            f"a switch adds {', '.join(TYPES)} of at most {MAX_OPERANDS // 2} ranks; this "
-            f"all_reduce is of {share.dtype.name} on {world} ranks: select another engine"
+            f"a switch adds tensors of {', '.join(TYPES)} on at most {MAX_OPERANDS // 2} ranks, "
+            f"but this all_reduce is of {share.dtype.name} on {world} ranks: select another engine"
         )
     name = f"switch.{lowering.number('switch')}"
     size, elements = share.dtype.itemsize, share.elements
