@@ -150,7 +150,8 @@ def predicted_us(
     steps = math.ceil(math.ceil(depth * itemsize / K_PART_ALIGNMENT_BYTES) / cut.parts)
     fold = 0.0
     if cut.parts > 1 and normed:
-        # The norm's tasks of few rows take as long as without parts.
+        # If a norm adds the partial sums, and there are few rows, the norm's tasks take as long as
+        # without parts of k.
         few = rows <= min(high for high, _ in box_tiles(machine).tiles)
         fold = costs.each_part_us * cut.parts if few else costs.normed_us
     elif cut.parts > 1:

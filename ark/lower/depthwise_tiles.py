@@ -29,7 +29,7 @@ Chosen = tuple[Tile, depthwise_form.Patch]
 
 @dataclass(frozen=True)
 class Window:
-    """The window of a convolution; the fields are those of ark.tasks.windows.Windows."""
+    """The window of a convolution. Its fields are those of ark.tasks.windows.Windows."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]

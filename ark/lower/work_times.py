@@ -26,7 +26,7 @@ from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
 from ark.machine.variant import LOAD, Variant
 
-# Rearranging an operand moves its bytes this number of times: once to read, once to write.
+# Rearranging an operand moves its bytes this number of times: they are read once and written once.
 TRANSPOSED_TRAFFIC_FACTOR = 2
 
 

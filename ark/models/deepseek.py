@@ -291,7 +291,7 @@ class DeepseekV2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config; also reads this architecture's fields."""
+        """See Llama.read_config. Also reads the fields of this architecture."""
         rotary = fields.size("qk_rope_head_dim")
         fields = Fields(fields.source, {**fields.values, "head_dim": rotary})
         common = read_common(fields)

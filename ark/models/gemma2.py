@@ -18,8 +18,8 @@ from ark.models.stored import Stored, plus_one
 
 @dataclass(frozen=True)
 class GemmaConfig(LlamaConfig):
-    """query_scalar: attention scores are divided by its square root. attention_cap, logits_cap: the
-    soft caps of scores and logits, 0 for none.
+    """The additional fields of Gemma 2's config. query_scalar: attention scores are divided by its
+    square root. attention_cap, logits_cap: the soft caps of scores and logits, 0 for none.
     """
 
     query_scalar: float = 256.0

@@ -19,8 +19,8 @@ from ark.models.rope import Rope, inverse_frequencies, rope_of
 
 @dataclass(frozen=True)
 class Gemma3Config(GemmaConfig):
-    """local_rope: the rotary embedding of sliding layers. sliding: for each layer, True if its
-    attention has the sliding window.
+    """The additional fields of Gemma 3's config. local_rope: the rotary embedding of layers with
+    the sliding window. sliding: for each layer, True if its attention has the sliding window.
     """
 
     local_rope: Rope = field(default_factory=Rope)

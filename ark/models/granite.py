@@ -15,8 +15,9 @@ from ark.models.llama import Attention, FeedForward, Head, Layer, Llama
 
 @dataclass(frozen=True)
 class GraniteConfig(LlamaConfig):
-    """Factors of the embeddings, of the attention scores, and of the outputs of attention and of
-    the feed-forward part. The logits are divided by logits_scaling.
+    """The additional fields of Granite's config: factors of the embeddings, of the attention
+    scores, and of the outputs of attention and of the feed-forward part. The logits are divided by
+    logits_scaling.
     """
 
     embedding_multiplier: float = 1.0
@@ -88,7 +89,7 @@ class Granite(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> GraniteConfig:
-        """See Llama.read_config; also reads this architecture's factors."""
+        """See Llama.read_config. Also reads the factors of this architecture."""
         return GraniteConfig(
             **vars(read_common(fields)),
             embedding_multiplier=fields.number("embedding_multiplier"),

@@ -16,9 +16,10 @@ from ark.models.llama import Attention, FeedForward, Gated, Layer, Llama
 
 @dataclass(frozen=True)
 class MixtureConfig(LlamaConfig):
-    """experts: the number of experts in a layer. experts_per_token: the number of experts that are
-    chosen for each row. normalised: True if the weights of the chosen experts add up to 1.
-    expert_size: the rows of an expert's gate and up projections.
+    """The additional fields of a mixture's config. experts: the number of experts in a layer.
+    experts_per_token: the number of experts that are chosen for each row. normalised: True if the
+    weights of the chosen experts add up to 1. expert_size: the rows of an expert's gate and up
+    projections.
     """
 
     experts: int = 1
@@ -117,8 +118,8 @@ class Mixtral(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """See Llama.read_config; also reads this architecture's fields. `num_experts` is another
-        name of `num_local_experts`.
+        """See Llama.read_config. Also reads the fields of this architecture. `num_experts` is
+        another name of `num_local_experts`.
         """
         name = "num_experts" if "num_experts" in fields.values else "num_local_experts"
         inner = fields.size("intermediate_size")

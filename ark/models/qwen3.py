@@ -59,5 +59,5 @@ class Qwen3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. The same layers have the sliding window as in Qwen2."""
+        """See Llama.read_config. The layers with the sliding window are determined as in Qwen2."""
         return late_layers_slide(super().read_config(fields), fields)

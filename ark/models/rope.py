@@ -164,7 +164,7 @@ def inverse_frequencies(
 def _stretched(
     rope: Rope, powers: npt.NDArray[np.float32], context: int | None
 ) -> npt.NDArray[np.float32]:
-    """The scaled frequencies. Without scaling they are 1 / `powers`."""
+    """The frequencies after scaling by the rope's kind. Unscaled frequencies are 1 / `powers`."""
     one = np.float32(1)
     frequencies: npt.NDArray[np.float32] = one / powers
     factor = np.float32(rope.factor)

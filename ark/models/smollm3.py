@@ -15,7 +15,9 @@ from ark.models.llama import Attention, FeedForward, Layer, Llama
 
 @dataclass(frozen=True)
 class SmolLm3Config(LlamaConfig):
-    """rotating: for each layer, True if it rotates queries and keys."""
+    """The additional field of SmolLM3's config. rotating: for each layer, True if it rotates
+    queries and keys.
+    """
 
     rotating: tuple[bool, ...] = ()
 

@@ -41,7 +41,9 @@ class Stored:
         return self.shape(own) if self.folded else self.unfolded(own)
 
     def unfolded(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The parameter's shape if it had all rows of the stored tensor."""
+        """The shape that the parameter would have with all rows of the stored tensor. own: the
+        parameter's shape.
+        """
         return (*own[: self.axis], self.rows_in_all, *own[self.axis + 1 :])
 
     def of_experts(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

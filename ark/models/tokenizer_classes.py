@@ -79,7 +79,7 @@ def _composed_bytes(
 def _qwen2(
     vocab: dict[str, int], merges: list[tuple[str, str]], settings: Mapping[str, Any]
 ) -> Tokenizer:
-    """Qwen2's tokenizer. It is GPT-NeoX's, except that digits are separate words."""
+    """Qwen2's tokenizer. It differs from GPT-NeoX's only in that each digit is a separate word."""
     tokenizer = _composed_bytes(vocab, merges, settings)
     split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated", invert=False)
     level = pre_tokenizers.ByteLevel(_prefixed(settings), use_regex=False)

@@ -28,7 +28,7 @@ from ark.plan.params import PartialParams, TiledParams
 from ark.plan.serialize import machine_of
 from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES, Plan, Task
 
-# Kinds of tasks that multiply. Matrix units compute their products if they support the type.
+# Kinds of tasks that compute products. Matrix units compute them if they support their types.
 PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
 CONVOLUTIONS = ("convolution", "grouped_convolution")
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
@@ -89,7 +89,9 @@ def predict(plan: Plan, phase: int) -> list[Span]:
 
 
 def work(plan: Plan, phase: int) -> float:
-    """Microseconds for all tasks of one iteration, executed one after the other."""
+    """Predicted microseconds of all tasks of one iteration if they were executed one after the
+    other.
+    """
     takes = _takes(plan, machine_of(plan))
     return sum(takes(task, None) for tasks in plan.phases[phase].processors for task in tasks)
 

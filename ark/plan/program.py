@@ -56,7 +56,7 @@ def _phased(plan: Plan) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists replaced by tuples, so that both compare equal."""
+    """The value with lists replaced by tuples. Values that differ only in this compare as equal."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return tuple(_plain(v) for v in value) if isinstance(value, (list, tuple)) else value

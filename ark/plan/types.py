@@ -251,7 +251,9 @@ class Fetch:
 
     @property
     def piece(self) -> int:
-        """Bytes of each row in one stage, if a stage contains only a part of each row."""
+        """The bytes of each row that one stage contains, if a stage contains only a part of each
+        row.
+        """
         return self.stage // self.rows
 
 
@@ -319,7 +321,8 @@ class Plan:
 
     @property
     def lists(self) -> int:
-        """The number of task lists of a phase; the largest one of all phases."""
+        """The number of task lists of a phase. If phases have different numbers, it is the largest.
+        """
         return max(len(phase.processors) for phase in self.phases)
 
     @property

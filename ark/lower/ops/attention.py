@@ -248,7 +248,7 @@ def _lower_sequence(
     if splits == 1:
         group = lowering.emit("attention", params, [q, key, value, position, out, *fresh], coords)
         if shares > 1 and not node.processors and not node.hints:
-            # Each task has a processor of its own, as far as there are enough.
+            # Each task gets a processor of its own, if there are enough processors.
             first = number * len(coords)
             group.placement = [(first + i) % machine.processors for i in range(len(coords))]
         return None

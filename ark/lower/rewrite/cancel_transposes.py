@@ -59,7 +59,7 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 
 def _plain(node: Node) -> bool:
-    """True if the node has a single output, which fills its buffer, and no user hints."""
+    """True if the node has exactly one output that fills its buffer, and no user hints."""
     return (
         len(node.outputs) == 1
         and node.hints is None

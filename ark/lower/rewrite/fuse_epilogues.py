@@ -229,7 +229,8 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
     return (
         product.placement == node.placement
         and not node.hints
-        # A page table may follow the caches if each thread looks up the pages of its own row.
+        # A page table may follow the caches among the inputs, if each thread looks up the pages of
+        # its own row.
         and ((one and len(node.inputs) == 5) or each)
         and len(product.inputs[0].shape) == len(product.inputs[1].shape) == 2
         and all(t.dtype in (bf16, fp16) for t in caches)

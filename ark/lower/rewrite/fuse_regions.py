@@ -216,7 +216,7 @@ class _Region:
             or t.buffer.id in kept
             or touches[t.buffer.id] > inside[t.buffer.id]
         ]
-        # Results that no op reads are stored only if no result is read outside of the region.
+        # If any result is read outside of the region, the results that no op reads are not stored.
         return results or [n for n in range(len(self.results)) if not self._uses[n]]
 
     def shared(self) -> int:

@@ -29,7 +29,8 @@ which it belongs.
 
 @dataclass(frozen=True)
 class Awq:
-    """group: the number of inputs that share a scale; 0 if all inputs do."""
+    """AWQ's parameters. group: the number of inputs that share a scale; 0 if all inputs share one.
+    """
 
     group: int
     name: str = "AWQ"

@@ -22,7 +22,7 @@ one suffix is `_inv`.
 
 @dataclass(frozen=True)
 class Fp8:
-    """block: the rows and columns that share a scale; 0 for all."""
+    """The parameters of fp8 weights. block: the rows and columns that share a scale; 0 for all."""
 
     block: tuple[int, int]
     name: str = "fp8"

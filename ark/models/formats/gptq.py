@@ -27,8 +27,9 @@ from ark.models.formats.layout import Array, Codes, Layout, group_for
 
 @dataclass(frozen=True)
 class Gptq:
-    """group: the number of inputs that share a scale; 0 if all inputs do. symmetric: True if all
-    zeros are half of the codes' range. added: the number that is added to stored zeros.
+    """GPTQ's parameters. group: the number of inputs that share a scale; 0 if all inputs share one.
+    symmetric: True if all zero points are half of the codes' range. added: the number that is added
+    to stored zero points.
     """
 
     bits: int

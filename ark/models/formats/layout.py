@@ -24,9 +24,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Layout:
-    """codes: the type of the codes. group: the number of inputs that share a scale. scales: the
-    type of scales and zeros. zeros: True if there are zeros. ordered: True if activations are
-    reordered before the matmul, so that the inputs of a group are next to each other.
+    """The layout of a quantised weight. codes: the type of the codes. group: the number of inputs
+    that share a scale. scales: the type of scales and zero points. zeros: True if there are zero
+    points. ordered: True if activations are reordered before the matmul, so that the inputs of a
+    group are next to each other.
     """
 
     codes: DataType

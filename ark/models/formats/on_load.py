@@ -23,8 +23,9 @@ SMALLEST_SCALE = 1e-30  # for a group that has only zeros
 
 @dataclass(frozen=True)
 class OnLoad:
-    """name: the value of the option. codes, scales: the types of codes and scales. group:
-    the most inputs that share a scale; 0 for a whole row.
+    """A format to which weights are quantised while they are loaded. name: the value of the option.
+    codes, scales: the types of codes and scales. group: the largest number of inputs that share a
+    scale; 0 for a whole row.
     """
 
     name: str

@@ -95,12 +95,13 @@ def constant(*names: str) -> None:
 
 
 def is_constant(node: Node) -> bool:
-    """True if the node's results are constants, whatever its inputs."""
+    """True if the node's results are constants even if its inputs are not."""
     return not is_elementwise(node) and RULES.get(node.type, _unknown) is None
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule of a node's op; for ops without one, a rule that raises UnsupportedError."""
+    """The rule of a node's op. For an op without a rule, it is a rule that raises UnsupportedError.
+    """
     return (RULES["elementwise"] if is_elementwise(node) else RULES.get(node.type)) or _unknown
 
 

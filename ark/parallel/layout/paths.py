@@ -53,7 +53,8 @@ class _Moves:
                     f"{devices} devices, the limit of the search; use fewer devices or "
                     "dimensions"
                 )
-        # All volumes of communication are integer multiples of this number of elements.
+        # All volumes of communication are integer multiples of this number of elements, so they are
+        # counted in it.
         self.unit = Fraction(math.prod(shape), devices * devices)
         self.number = {layout.counts: i for i, layout in enumerate(self.layouts)}
         all_moves = []

@@ -28,7 +28,7 @@ from ark.parallel.transform.rearranged import local_attrs
 from ark.parallel.transform.views import Box, View, meeting
 
 ENDS = ("sample", "sample_adjusted", "sample_each")  # ops that may end the run on all ranks
-# Types of ops that write into a part of an operand, which keeps the rest.
+# Types of ops that write into a part of an operand and keep the rest of its contents.
 IN_PLACE = ("kv_append", "kv_cache_slot", "paged_append", *ENDS)
 MESSAGE_TAG = 0
 Written = tuple[Piece, View]
@@ -78,7 +78,8 @@ class _Writer:
                 self.source.setdefault(tensor.buffer.id, tensor)
         self.producers: dict[int, list[Written]] = {}
         self.wanted: dict[View, set[int]] = {}
-        # By rank and buffer: the box around everything that the rank reads.
+        # For each rank and buffer: the smallest box that contains everything that the rank reads of
+        # the buffer.
         self.around: dict[tuple[int, int], Box] = {}
         for graph in self.result.graphs:
             graph.phases = plan.graph.phases
@@ -246,7 +247,7 @@ class _Writer:
         return part
 
     def _part(self, rank: int, whole: Tensor, box: Box, wanted: Box) -> Tensor:
-        """Returns the box `wanted` of a tensor that holds the box `box`."""
+        """Returns the part `wanted` (a box) of a tensor that holds the box `box`."""
         if box == wanted:
             return whole
         graph = self.result.graphs[rank]
@@ -371,7 +372,7 @@ def _idle(graph: Graph) -> None:
 
 
 def _cells(box: Box, others: Sequence[Box]) -> Iterable[Box]:
-    """The parts of a box after it is cut wherever another box begins or ends."""
+    """The parts into which a box is divided if it is cut wherever another box begins or ends."""
     sides = []
     for d, (begin, end) in enumerate(box):
         cuts = {begin, end}

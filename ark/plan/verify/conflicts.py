@@ -110,8 +110,9 @@ def check_conflicts(
     local: Mapping[int, LocalTouches],
     foreign: Mapping[int, Sequence[Touch]],
 ) -> None:
-    """Raises PlanError if two tasks of a phase access the same bytes of a checked rank's memory,
-    one of them writes, and the plan does not order them. The error names the first such pair.
+    """Raises PlanError if the plan does not order two tasks of a phase that conflict. Two tasks
+    conflict if they access the same bytes of a checked rank's memory and one of them writes. The
+    error names the first such pair.
     """
     for rank, touches in local.items():
         base = int(order.bases[rank])

@@ -144,7 +144,7 @@ def _content(plan: Plan) -> Any:
 
 
 def _params(plan: Plan, op: PlanOp) -> Any:
-    """The parameters of an op after a renaming of ranks by which this rank becomes rank 0."""
+    """The parameters of an op after ranks are renumbered so that this rank becomes rank 0."""
     kind = kinds.get(op.kind)
     read_params(op.kind, kind.params, op.params)
     return kind.on_rank(op.params, -plan.rank)

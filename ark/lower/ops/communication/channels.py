@@ -97,7 +97,7 @@ def _name(lowering: Lowering, node: Node, source: int, target: int, role: str) -
 
 
 def lower_flag(lowering: Lowering, node: Node) -> None:
-    """Emits a signal, a wait or a flush: one task that moves no data."""
+    """Emits a signal, a wait or a flush. Each of these is one task that moves no data."""
     group = lowering.emit("flag", Params(), [node.outputs[0]], [(0,)])
     rank, peer = lowering.graph.rank, node.read(ChannelAttributes).peer
     if node.type == "channel_signal":
