@@ -16,7 +16,7 @@ from ark.lower.tiling import start_of
 from ark.machine import Machine
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-MIN_MATRIX_UNIT_ROWS = 9  # rows of a product; fewer are not worth a matrix unit
+MIN_MATRIX_UNIT_ROWS = 9  # the fewest rows of a product for which a matrix unit pays off
 SIDES = (0, 1)
 ALONG = (False, True)  # for the left and the right side: the transpose flag if k is contiguous
 

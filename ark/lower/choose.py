@@ -32,7 +32,7 @@ from ark.tasks.linear_form import (
 
 BY_TIME = "its products and attention are predicted to take less time"
 ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
-MAX_EXPERT_SHARE = 0.25  # the most bytes of experts' weights, relative to products'
+MAX_EXPERT_SHARE = 0.25  # largest ratio of bytes of experts' weights to products'
 MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; reserved in any case
 
 

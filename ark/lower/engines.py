@@ -82,7 +82,7 @@ COPIED = tuple(e.name for e in ENGINES.values() if e.proxied and e.copies)
 FAR = (NIC,)  # engines that reach other hosts
 TILE_ALIGNMENT_BYTES = 128
 MAX_PARTS_OF_A_SHARE = 8
-MAX_SIZE_RATIO = 2.0  # a size may use the choice of a measured size within this ratio
+MAX_SIZE_RATIO = 2.0  # largest ratio of a size to the measured size that is used for it
 
 
 def choose_engine(

@@ -17,7 +17,7 @@ from ark.tasks.grouped import WEIGHT_SHARE, columns_per_thread, staged, thread_r
 from ark.tasks.text import VECTOR_BYTES
 
 LEAST_CHANNEL_BYTES = 64  # bytes of neighbouring channels that a tile should have
-PADDING_BYTES = 16  # bytes by which rows in shared memory are longer
+PADDING_BYTES = 16  # bytes that are added to each row in shared memory
 MOST_IMAGES = 8  # images of a tile
 
 
@@ -58,7 +58,7 @@ class _Work:
         vector = VECTOR_BYTES // self.itemsize
         each = -(-self.each // vector) * vector
         pixels, channels = staged(tile, self.given, (each, self.rows))
-        padded = PADDING_BYTES // self.itemsize  # of a pixel and of a row of weights
+        padded = PADDING_BYTES // self.itemsize  # added to each pixel and each row of weights
         depth = self.depth // self.each * each
         elements = pixels * (channels + padded) + depth * (tile[3] + padded)
         room = self.machine.shared_bytes - self.machine.ring_bytes - PADDING_BYTES

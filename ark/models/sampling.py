@@ -15,7 +15,7 @@ from ark.ir.values import whole
 from ark.models.structured import StructuredOutputsParams, structured_outputs
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-5, 1e5  # logits divided by these stay finite in fp32
-MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # logits stay finite in fp32 too
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e3  # logits stay finite in fp32
 MIN_SHARE = 1e-37  # a normal number of fp32; a smaller one becomes 0, which excludes all tokens
 MAX_ABS_PENALTY = 2.0  # of presence and frequency, as in OpenAI's interface
 MAX_ABS_BIAS = 100.0  # as in OpenAI's interface

@@ -40,7 +40,10 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
 LENGTH_BYTES = 8
 PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 MAX_HEADER_BYTES = 100_000_000
-_ANY, _LONGEST = ("utf-8", "surrogatepass"), 255  # encoding and most bytes of a file's name
+_ANY, _LONGEST = (
+    ("utf-8", "surrogatepass"),
+    255,
+)  # encoding and longest length of a file's name, in bytes
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 

@@ -59,7 +59,7 @@ def _first_key(
     """
     shape = tensor.ir.shape
     value: Tree = leaf(0)
-    if tensor.ir.dtype in FLOATS:  # of a NaN the order is the largest
+    if tensor.ir.dtype in FLOATS:  # "order" maps NaN to the largest integer
         value = ["order", value if function == "max" else ["neg", value]]
     elif function == "min":
         value = ["bitwise_not", value]

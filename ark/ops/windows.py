@@ -30,7 +30,7 @@ from ark.tasks import expression
 
 Numbers = int | Sequence[int]
 Padding = int | Sequence[int | tuple[int, int]]
-MIN_VECTOR_CHANNELS = 8  # multiples of it are loaded as vectors of channels
+MIN_VECTOR_CHANNELS = 8  # channels that are a multiple of this are loaded as vectors
 
 
 def numbers(op: str, name: str, value: Numbers, count: int, least: int) -> list[int]:

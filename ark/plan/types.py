@@ -29,9 +29,9 @@ INITIAL = ("parameter", "state", "external", "host")
 
 MAX_OPERANDS = 64  # per op
 MAX_PIECES = 32  # per stage of the operand stream: parts of rows, copied side by side
-MAX_PIECE_PITCH_BYTES = 1 << 28  # between pieces of one stage
+MAX_PIECE_PITCH_BYTES = 1 << 28  # largest distance between pieces of a stage
 BOX_ROW_BYTES = 128  # contiguous bytes of a row that a step of box copies loads
-BOX_ALIGNMENT_BYTES = 16  # of the starts and strides of rows that box copies load
+BOX_ALIGNMENT_BYTES = 16  # alignment of the starts and strides of rows that box copies load
 
 # The number of the counter that opens the next iteration (the iteration barrier). The barrier's
 # step is the number of signals that open an iteration. In a plan of several ranks it is the number
@@ -321,8 +321,7 @@ class Plan:
 
     @property
     def lists(self) -> int:
-        """The number of task lists of a phase. If phases have different numbers, it is the largest.
-        """
+        """The number of task lists of a phase; of several phases, the largest number."""
         return max(len(phase.processors) for phase in self.phases)
 
     @property

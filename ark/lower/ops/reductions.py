@@ -20,7 +20,7 @@ from ark.machine import Machine
 from ark.tasks import expression
 from ark.tasks.reduce import ReduceParams
 
-REDUCE_COLUMNS = 64  # neighbouring results per task if another dimension than the last is reduced
+REDUCE_COLUMNS = 64  # neighbouring results of a task that does not reduce the last dimension
 
 
 MIN_SPLIT_ELEMENTS = 16384  # fewest elements of a part

@@ -23,7 +23,7 @@ from ark.tasks.depthwise import DepthwiseParams
 MIN_TASK_MULTIPLICATIONS = 1 << 13  # fewest multiplications of a task
 
 
-WARP_READ_ELEMENTS = 32  # neighbouring places of a tile, which the lanes of a warp read at once
+WARP_READ_ELEMENTS = 32  # neighbouring positions of a tile that the lanes of a warp read at once
 
 
 def lower_convolution(lowering: Lowering, node: Node) -> None:

@@ -34,7 +34,7 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
         return graph
     listed = convolutions(graph, kept, machine)
     chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.by_groups)}
-    if all(c.by_groups for c in chosen.values()):  # alone they do not pay for transposes
+    if all(c.by_groups for c in chosen.values()):  # these alone do not justify transposes
         chosen = {n: dataclasses.replace(c, few=False) for n, c in chosen.items() if c.padded}
     if not chosen:
         return graph

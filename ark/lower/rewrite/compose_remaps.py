@@ -70,7 +70,7 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 def _movable(node: Node) -> bool:
     """True for a copy whose result fills its buffer and that has no user hints."""
-    if not node.outputs:  # of a barrier between ranks
+    if not node.outputs:  # a barrier between ranks has none
         return False
     (out, *others) = node.outputs
     plain = not others and node.hints is None and not node.after and not node.virtual

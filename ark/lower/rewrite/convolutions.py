@@ -83,7 +83,7 @@ def convolutions(graph: Graph, kept: frozenset[int], machine: Machine) -> dict[i
     convolutions of few channels.
     """
     private = read_once(graph, kept)
-    windows: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    windows: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
     written = WritesSoFar()
     listed: dict[int, Convolution] = {}
     for place, node in enumerate(graph.nodes):

@@ -23,7 +23,7 @@ from ark.lower.rewrite.views import in_shape, same_elements, whole
 def fold_transposes(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which products and reductions read the sources of transposes."""
     kept = context.kept
-    transposed: dict[int, tuple[int, Node]] = {}  # by buffer: place and node
+    transposed: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
     written = WritesSoFar()
     taken: set[int] = set()  # nodes whose result an op no longer reads
     nodes: list[Node] = []

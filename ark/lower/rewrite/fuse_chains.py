@@ -21,7 +21,7 @@ from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.functions import FUNCTIONS
 
-MAX_INPUTS = 16  # operands that a task loads; more need too many registers
+MAX_INPUTS = 16  # most operands that a task loads; with more, registers would not suffice
 
 
 def has_expression(node: Node) -> bool:

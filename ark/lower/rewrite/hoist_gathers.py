@@ -27,7 +27,7 @@ BY_ROWS = ("layernorm", "rmsnorm", "rounded_rmsnorm", *GATED_PAIRS.values())
 """Ops, besides elementwise ones and products, in which row i of the result depends on row i of the
 first input and on no other row.
 """
-MIN_ROW_RATIO = 2  # a gather is moved if its source has at least this many times its rows
+MIN_ROW_RATIO = 2  # fewest rows of a gather's source for each gathered row
 
 
 def hoist_gathers(graph: Graph, context: Context) -> Graph:

@@ -44,7 +44,7 @@ def inline_all_reduce(graph: Graph, context: Context) -> Graph:
     if not chosen:
         return graph
     replaced: dict[int, Node] = {}
-    shares: dict[int, Tensor] = {}  # by the id of the sum that they replace
+    shares: dict[int, Tensor] = {}  # by the id of the sum that the shares replace
     buffers = []
     for number, node in enumerate(chosen):
         maker = finder.makers[node.inputs[0].id]

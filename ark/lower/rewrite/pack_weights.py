@@ -172,7 +172,10 @@ class _Finder:
         sums, adds, biases = self.biased([first.inputs[0], second.inputs[0], value.inputs[0]])
         products = self.products(sums)
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
-        positions = key.inputs[-2], value.inputs[-2]  # an append's last inputs: position, cache
+        positions = (
+            key.inputs[-2],
+            value.inputs[-2],
+        )  # the last inputs of an append are position and cache
         places = {t.id for t in (position, first.inputs[1], *positions)}
         if products is None or not same or len(places) > 1:
             return None

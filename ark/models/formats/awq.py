@@ -29,8 +29,7 @@ which it belongs.
 
 @dataclass(frozen=True)
 class Awq:
-    """AWQ's parameters. group: the number of inputs that share a scale; 0 if all inputs share one.
-    """
+    """AWQ's parameters. group: the number of inputs that share a scale; 0 if all inputs do."""
 
     group: int
     name: str = "AWQ"

@@ -18,7 +18,7 @@ from ark.errors import InvalidUsageError
 from ark.ir.dtype import FLOAT_CODES, SMALL_FLOATS, DataType, bf16, fp32, int4, int8
 from ark.models.formats.layout import Array, Codes, Layout, group_for
 
-SMALLEST_SCALE = 1e-30  # for a group that has only zeros
+SMALLEST_SCALE = 1e-30  # the scale of a group that has only zeros
 
 
 @dataclass(frozen=True)

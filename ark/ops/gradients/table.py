@@ -100,8 +100,7 @@ def is_constant(node: Node) -> bool:
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule of a node's op. For an op without a rule, it is a rule that raises UnsupportedError.
-    """
+    """The rule of a node's op. An op without a rule gets one that raises UnsupportedError."""
     return (RULES["elementwise"] if is_elementwise(node) else RULES.get(node.type)) or _unknown
 
 

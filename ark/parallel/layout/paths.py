@@ -21,7 +21,7 @@ from ark.parallel.layout.moves import Step, groups, moved, moves, operation, rin
 from ark.parallel.layout.types import Layout, layouts
 
 MOST_LAYOUTS = 20_000
-AT_A_TIME = 16  # sources per round, so that the arrays stay in the processor's cache
+AT_A_TIME = 16  # source layouts per round; so few that arrays stay in the cache
 FAR = np.int64(1) << 62
 COST_PER_VOLUME = 64  # cost of a unit of volume; a step costs 1, so the shorter of equal paths wins
 

@@ -21,7 +21,7 @@ from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.parallel.plans.choices import Choice, Costs, Move, Option, State, of_gradient
 
-NS_PER_US = 1000  # the solver counts in nanoseconds
+NS_PER_US = 1000  # times in the solver are whole nanoseconds
 Kept = Sequence[tuple[int, int | None]]
 """The users of a buffer that keeps its contents between iterations. A user is (node id, operand
 index) for a node that reads the buffer, and (node id, None) for a node that writes it.

@@ -78,8 +78,7 @@ class _Writer:
                 self.source.setdefault(tensor.buffer.id, tensor)
         self.producers: dict[int, list[Written]] = {}
         self.wanted: dict[View, set[int]] = {}
-        # For each rank and buffer: the smallest box that contains everything that the rank reads of
-        # the buffer.
+        # For each rank and buffer: the smallest box that contains all that the rank reads of it.
         self.around: dict[tuple[int, int], Box] = {}
         for graph in self.result.graphs:
             graph.phases = plan.graph.phases

@@ -217,7 +217,10 @@ def _check_forms(rank_set: RankSet) -> None:
         for t in plan.tensors:
             if plan.buffers[t.buffer].arena == "symmetric":
                 owner, buffer = rank_set.buffer_of(plan.rank, t.buffer)
-                key = rank_set.symmetry.twin[owner], buffer  # ranks that do the same share ids
+                key = (
+                    rank_set.symmetry.twin[owner],
+                    buffer,
+                )  # ranks that do the same work have the same buffer ids
                 if forms.setdefault(key, t.packet) != t.packet:
                     raise refuse(
                         f"tensor {t.name!r} of rank {plan.rank} has packet={t.packet}, another "

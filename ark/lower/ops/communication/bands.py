@@ -23,7 +23,7 @@ from ark.tasks import expression
 from ark.tasks.combine import CombineParams, moved, tiles
 from ark.tasks.matmul_params import MatmulParams
 
-EARLY_SHARE = 0.75  # measured rounds are up to a quarter shorter than predicted ones
+EARLY_SHARE = 0.75  # measured rounds take at least 3/4 of the predicted time
 Chunks = list[tuple[int, int]]  # ranges of elements: the first, and the one after the last
 
 

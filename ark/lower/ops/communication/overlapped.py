@@ -55,7 +55,7 @@ class _Sum(Product):
         least = min(self._tile_rows(owner) for owner in range(self.world))
         self.rounds = 1 if self.movers else max(1, min(self.rounds, least))
         self._products: IrTensor | None = None
-        self._last_rows: set[int] = set()  # rows of the own tiles that are multiplied last
+        self._last_rows: set[int] = set()  # rows of this rank's tiles that are multiplied last
         self.direct = self.everywhere and self.out.buffer.arena == "symmetric"
 
     def _copied(self, round_index: int) -> bool:

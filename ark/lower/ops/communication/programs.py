@@ -30,7 +30,7 @@ from ark.plan.groups import Group, RemoteSemaphore
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import ELEMENTS, CombineParams, moved, tiles, words
 
-CACHE_LINE_BYTES = 128  # parts of a share begin at multiples of this
+CACHE_LINE_BYTES = 128  # parts of a share begin at multiples of this size
 
 
 class _Writer:

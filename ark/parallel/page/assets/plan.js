@@ -1,7 +1,7 @@
-// The plan: a grid of layers and ranks, one block's ops with what moves, and the timeline.
+// Draws the plan: a grid of layers and ranks, the ops and communication of one block, the timeline.
 const KINDS = ["whole", "columns", "rows", "sums"];
 const HOLDS = ["parameters", "gradients", "optimizer", "activations"];
-// A layer is wide enough for a finger; where the window is not, the grid is moved.
+// A layer is wide enough to be touched. If the window is narrower than the grid, the grid scrolls.
 const LEFT = 74, LAYER = 18, NARROW = 700;
 const BARS = innerWidth < NARROW ? 130 : 230;
 const ROW = Math.max(6, Math.min(22, Math.floor(600 / DATA.ranks)));
@@ -73,7 +73,7 @@ function gridAt(event) {
   return { block: DATA.blocks[block] ? block : -1, rank: rank >= 0 && rank < DATA.ranks ? rank : -1 };
 }
 
-// Arrows go over the ops forward, below them for gradients; each says what it moves.
+// Arrows above the ops are forward communication, below them that of gradients; each has a label.
 function drawBlock() {
   const block = DATA.blocks[chosen], svg = $("block"), wide = 108;
   svg.replaceChildren();
