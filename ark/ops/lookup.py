@@ -203,9 +203,9 @@ def scatter_elements(
         or any(n > m for d, (n, m) in enumerate(zip(wanted, shape, strict=True)) if d != axis)
     ):
         raise ModelError(
-            f"scatter_elements: updates of shape {list(wanted)} at indices of shape "
-            f"{list(ids.ir.shape)} with reduction {reduction!r} do not fit a tensor of shape "
-            f"{list(shape)}"
+            f"scatter_elements: the tensor has shape {list(shape)}, the indices "
+            f"{list(ids.ir.shape)}, the updates {list(wanted)}, and the reduction is "
+            f"{reduction!r}; these do not fit each other"
         )
     checked: Any = reduction
     attrs = ScatterAttributes(axis=axis, function=checked).to_node()

@@ -188,9 +188,8 @@ def conv(
         or outputs % groups
     ):
         raise ModelError(
-            f"conv: an input of shape {list(x.ir.shape)} does not fit a weight of shape "
-            f"{list(w.ir.shape)} in {groups} groups; expected (outputs, {channels} / groups, "
-            "kernel...)"
+            f"conv: the input has shape {list(x.ir.shape)} and the weight {list(w.ir.shape)}, in "
+            f"{groups} groups; expected a weight (outputs, {channels} / groups, kernel...)"
         )
     sizes = [
         (n + a + b - (k - 1) * d - 1) // s + 1
@@ -253,9 +252,9 @@ def conv_transpose(
     channels, kernel = x.ir.shape[1], w.ir.shape[2:]
     if len(w.ir.shape) != count + 2 or w.ir.shape[0] != channels or channels % groups:
         raise ModelError(
-            f"conv_transpose: an input of shape {list(x.ir.shape)} does not fit a weight of shape "
-            f"{list(w.ir.shape)} in {groups} groups; expected ({channels}, outputs / groups, "
-            "kernel...)"
+            f"conv_transpose: the input has shape {list(x.ir.shape)} and the weight "
+            f"{list(w.ir.shape)}, in {groups} groups; expected a weight ({channels}, outputs / "
+            "groups, kernel...)"
         )
     sizes = [
         (n - 1) * s - a - b + (k - 1) * d + 1 + o

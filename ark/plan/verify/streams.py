@@ -97,7 +97,8 @@ def _check_fetch(rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, bad: s
         if fetch.offset < 0 or fetch.offset + fetch.reach > room or fetch.stage <= 0:
             raise refuse(
                 f"op {op.name!r} streams {fetch.reach} bytes from byte {fetch.offset} of "
-                f"{buffer.name!r}, in stages of {fetch.stage}; the buffer has {room} bytes there"
+                f"{buffer.name!r}, in stages of {fetch.stage} bytes, but from there the buffer "
+                f"has only {room} bytes"
             )
         if growth is not None and (tensor.first_byte + fetch.offset) % BULK_COPY_BYTES:
             raise refuse(
