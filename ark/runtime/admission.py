@@ -25,8 +25,8 @@ from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.run import Ranks
 
-# Fields of a machine model in which the machine that a plan was made for may differ from the device
-# that runs it. They affect only the plan's speed.
+# Fields of a machine model that affect only a plan's speed. In these fields the machine that a plan
+# was made for may differ from the device that runs the plan.
 _FREE = (
     "name",
     "processors",

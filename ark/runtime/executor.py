@@ -210,8 +210,8 @@ class Executor(LoadedPlan):
             )
 
     def record(self, iterations: int, stream: int) -> None:
-        """Adds the first iterations of the plan, as many as given, to the graph that is being
-        captured on a stream; see ark.runtime.graphs. Only for plans that `resume` accepts.
+        """Adds the plan's first `iterations` iterations to the graph of launches that is being
+        captured on a stream (see ark.runtime.graphs). Only for plans that `resume` accepts.
         """
         self._check_counts_on()
         assert isinstance(self.device, GraphDevice)

@@ -46,8 +46,9 @@ def module_object(
     subject: str,
     made_with: Sequence[str],
 ) -> bytes:
-    """An object file with which several modules are linked, compiled in the same way as by
-    `extension`. made_with: versions of the packages whose headers it includes, except Python's.
+    """Compiles an object file, in the same way as `extension`, so that several modules can be
+    linked with it. Returns its bytes. made_with: the versions of the packages whose headers the
+    file includes, except Python's.
     """
     return _made(command, files, ("-c", *options), subject, made_with, ())
 

@@ -212,8 +212,9 @@ def _touched(plan: Plan, task: Task, sig: Signature, neighbours: int) -> list[To
 
 
 def _in_order(shape: Sequence[int], tile: Sequence[int]) -> bool:
-    """True if the elements of a part of a tensor are numbered without gaps, so that only the first
-    dimension in which the tile is longer than 1 may be incomplete.
+    """True if consecutive element numbers of a tile are consecutive elements of the part that is
+    inside of the tensor. So only the first dimension in which the tile is longer than 1 may extend
+    past the tensor's end.
     """
     pairs = list(zip(fold(shape), tile, strict=True))
     first = next((d for d, (_, t) in enumerate(pairs) if t > 1), len(pairs))

@@ -149,7 +149,8 @@ def build(
     )
 
 
-# Bits: which boxes may be loaded before a task begins, and that the others may be loaded once the
+# Bits of a task's record. ALL: the boxes of all operands may be loaded before the task begins.
+# RIGHT: those of a matmul's right operand may. BESIDE: the other boxes may be loaded once the
 # preceding task of the list has performed its waits.
 ALL, RIGHT, BESIDE = 1, 2, 4
 
@@ -203,8 +204,8 @@ def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]], cut: frozenset[int]
     for phase in plan.phases:
         for task in (t for tasks in phase.processors for t in tasks):
             coords.setdefault(task.op, []).append(task.coord)
-    # External memory (a caller's) may overlap other memory, so external buffers count as one,
-    # except for new memory. If a launch writes one of them, the others count as written.
+    # A caller's external buffers may overlap, so they are treated as one buffer: if a launch writes
+    # one of them, all of them count as written. Buffers in new memory (`fresh`) are excepted.
     fresh = plan.meta.get("fresh", ())
     outer = {b.id for b in plan.buffers if b.arena == "external" and b.name not in fresh}
 

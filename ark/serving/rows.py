@@ -145,8 +145,8 @@ class Launched:
         self._run.stop()
 
     def _read(self, row: int, of: int, begin: int, end: int) -> list[int]:
-        """The tokens from index `begin` to `end` that `row` has sampled. of: the row of the request
-        that they belong to, for errors. Raises GpuError if a token is missing.
+        """The tokens from index `begin` to `end` that `row` has sampled. of: the row whose request
+        gets the tokens, for errors. Raises GpuError if a token is missing.
         """
         first = row * self._rows.shape.context
         tokens = self._rows.words[first + begin : first + end].tolist()

@@ -337,8 +337,9 @@ class Scheduler:
     def _iterations(self, most: int) -> int:
         """Returns the number of iterations of the next step, at most `most`, and allocates the
         pages that each row needs for them. The step ends when min_tokens no longer applies to a
-        request and, while requests wait, when the first request reaches its total. A row whose
-        request has a mask stops after one token, while other rows continue.
+        request. While requests wait, it also ends when the first running request reaches its total
+        number of tokens. A row whose request has a mask stops after one token, while other rows
+        continue.
         """
         if not self.rows:
             return 0

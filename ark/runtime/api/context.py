@@ -12,8 +12,8 @@ from ark.errors import InvalidUsageError, PlanError, UnsupportedError
 from ark.frontend.model import Model
 from ark.runtime.api.config import check_config, hints_of
 
-# The value of one argument of ark.PlannerContext: a range [begin, end], or the value of its
-# argument `sync` or `config`.
+# The value of an argument of ark.PlannerContext: a range [begin, end] of processors, warps or
+# bytes, a dictionary (`config`), or a bool (`sync`).
 Setting: TypeAlias = "Sequence[int] | Mapping[str, object] | bool | None"
 _NESTED = ("processor_range", "warp_range", "sram_range")
 

@@ -46,8 +46,9 @@ _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Send or Recv in a rank's plan, with the receiver's tensor as this plan describes it.
 
-    sends: True for a Send to the peer, False for a Recv from it. flag: the flag of its packets,
-    which arrive in memory of that layout; None if it uses no packets.
+    sends: True for a Send to the peer, False for a Recv from it. flag: the flag in the message's
+    packets; None if it is not sent as packets. With packets, strides and offsets are those of the
+    memory in which they arrive.
     """
 
     op: Name

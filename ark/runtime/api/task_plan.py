@@ -152,8 +152,9 @@ def _shared(plan: TaskPlan, model: Model) -> dict[int, ir.Buffer]:
     """Finds the buffers of the plan that are memory of the user's model. Returns the model's buffer
     for each of them, by its number in the plan.
 
-    If the model has the same ops as the plan, in the order of the TaskInfos, the tensors of equal
-    ops are the same. Otherwise tensors with the same number and layout are the same.
+    If the model's ops are the plan's ops, in the order of the TaskInfos, the operands of
+    corresponding ops are matched. Otherwise a tensor of the plan is matched with a tensor of the
+    model that has the same number and layout.
     """
     nodes = [n for n in model.graph.nodes if not n.virtual]
     ops = [op for t in plan.task_infos for op in t.ops if op.works]
