@@ -120,12 +120,12 @@ ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
   ark_sync();
 }
 
-// Finds a threshold for top-p and similar filters: the largest key such that the elements with this
-// key or a larger one have a total weight of at least `target`. If share > 0, the total weight must
-// instead be at least `share` times the weight of all elements. key(i), weight(i): key and weight
-// of element i, from 0 to COUNT - 1. This is a radix search from the key's highest digit on. Each
-// round adds up, for each value of the next digit, the weights of the elements whose higher digits
-// equal the digits found so far.
+// Finds a threshold for top-p and similar filters. key(i), weight(i): key and weight of element i,
+// from 0 to COUNT - 1. The threshold is the largest key for which all elements with this key or a
+// larger one together weigh at least `target`. If share > 0, they must instead weigh at least
+// `share` times all elements. This is a radix search from the key's highest digit on. Each round
+// considers the elements whose higher digits equal the digits found so far, and adds up their
+// weights for each value of the next digit.
 template <int COUNT, class K, class W>
 ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share, float* red) {
   ark_u32 digits = 0u;

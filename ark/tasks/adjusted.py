@@ -17,16 +17,18 @@ exponentials relative to that, and its largest score.
 operands: logits, options, settings, position, tokens, stops, scores, candidates, shares, counts,
 drawn (1, 2), logprobs (host).
 
-coord: 0. It draws a token from the scores. It filters by top-k, top-p, min-p and typical-p, in this
-order, as transformers' logits processors do. It counts the token and reports its log probability
-under the logits and the highest log probabilities.
+coord: 0. It keeps the tokens that pass the filters top-k, top-p, min-p and typical-p, applied in
+this order as by transformers' logits processors, and draws one of them. It adds 1 to the token's
+count. It reports the token's log probability, and the highest log probabilities, computed from the
+unchanged logits.
 
 A sequence that is within its prompt or has ended draws nothing. `choose` and `choose_each`
 (ark.tasks.tokens, ark.tasks.sequences) use the drawn token as their only candidate.
 
 options: OPTIONS. counts: for each token how often it was sampled, plus IN_PROMPT if it is in the
-prompt. logprobs: for each position of the text 1 + 2 * top words: the log probability of the
-sampled token, then ids and log probabilities of the highest; a word is -1 until it is written.
+prompt. logprobs: 1 + 2 * top words for each position of the text. They are the log probability of
+the sampled token, then the ids of the `top` most probable tokens, then their log probabilities. A
+word is -1 until it is written.
 """
 
 from __future__ import annotations

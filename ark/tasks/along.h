@@ -1,8 +1,8 @@
 // Operations along a line of a tensor (all elements along one axis), by one thread or by several.
 
-// A scan of N elements by one thread. Calls store(k, total) for each element k, where total is
-// `start` joined with all elements up to k (with EXCLUSIVE: before k). REVERSE: from the last
-// element to the first.
+// Scans N elements by one thread. Calls store(k, total) for each element k. The total is `start`
+// joined with all elements up to and including k; with EXCLUSIVE, without element k. REVERSE: the
+// scan runs from the last element to the first.
 template <int N, bool REVERSE, bool EXCLUSIVE, typename T, class Load, class Join, class Store>
 ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const Store& store) {
   T total = start;
@@ -16,8 +16,8 @@ ARK_DEVICE void ark_scan_line(T start, const Load& load, const Join& join, const
 }
 
 // Calls body(inside, i0, i1, i2, i3) for each line (all elements along one axis) of a tile; inside
-// is false for a lane without a line. TEAM warps process a line at a time. With LINES > 1, a warp
-// has LINES neighbouring lines in the last dimension, one per lane.
+// is false for a lane without a line. TEAM warps process a line together. With LINES > 1, a warp
+// processes LINES lines that are neighbours in the last dimension, one per lane.
 template <class TILE, int LINES, int TEAM, class Body>
 ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   constexpr int t1 = TILE::tile[1], t2 = TILE::tile[2], teams = ARK_WARPS / TEAM;
@@ -33,12 +33,12 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
   }
 }
 
-// Scans a line of N elements (see ark_scan_line) by a team of TEAM warps. With ALONG, neighbouring
-// lanes have neighbouring packs (vectors) of V elements of one line. Otherwise each lane has a line
-// of its own, and V is 1. load(k, x) loads the pack at element k, and store(k, x) stores it. A
-// thread scans U packs while it loads the next U packs. The totals of preceding threads are
-// exchanged by shuffles and through `red` (shared memory for 2 * ARK_THREADS totals). The order of
-// joins follows from the shape alone. `start` must be neutral: joining it changes nothing.
+// Scans a line of N elements (see ark_scan_line) by a team of TEAM warps. load(k, x) loads the pack
+// (vector) of V elements at element k, and store(k, x) stores it. With ALONG, neighbouring lanes
+// have neighbouring packs of one line. Otherwise each lane has a line of its own, and V is 1. A
+// thread scans U packs while it loads the next U packs. Threads exchange their totals by shuffles
+// and through `red` (shared memory for 2 * ARK_THREADS totals). The order of joins depends only on
+// the shape. `start` must be neutral: joining it changes nothing.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, int V, typename T,
           class Load, class Join, class Store>
 ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load& load,

@@ -89,9 +89,9 @@ ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V valu
 }
 
 // Computes the attention of G query heads that share a key/value head, over one split of the
-// positions. Task coordinates: row, key/value head * SHARES + share of its query heads, split. If
-// there is one split, the output is the result of each query head; otherwise its unnormalised sum,
-// maximum and denominator.
+// positions. Task coordinates: row, key/value head * SHARES + the share of its query heads, split.
+// With one split, the output is the result of each query head. With several splits, it is the
+// unnormalised sum, the maximum and the denominator of each query head over this split.
 template <int G, int KV_HEADS, int SHARES, int D, int CONTEXT, int SPLITS, int CHUNK, class Q,
           class K, class V, class P, class O, class F>
 ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,

@@ -12,9 +12,9 @@ number of positions in a stage of the ring (0: the caches are read in place). `s
 of tasks that divide the query heads of a key/value head among themselves.
 
 coord: row, kv head * shares + share, split. With one split the output is (m, heads * head_dim).
-With more it is a
-partial result (m, heads, splits, head_dim + 2): the unnormalised sum, then maximum and denominator;
-`attention_merge` combines the splits (flash-decoding, Dao et al. 2023).
+With several splits it is a partial result (m, heads, splits, head_dim + 2): the unnormalised sum,
+then maximum and denominator. `attention_merge` combines the partial results (flash-decoding, Dao et
+al. 2023).
 
 `attention_merge` params: heads, head_dim, splits, group (heads per task).
 

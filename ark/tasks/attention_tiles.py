@@ -7,20 +7,22 @@ softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict.
 
 operands: q ([batch,] m, heads * head_dim), keys and values, output, [position (1,) if placed], [the
 page numbers (1, most) if paged; ark.tasks.paged], [sinks (heads,) fp32 if sinks], [mask (batch,
-heads, m, context) if mask, each dimension full or 1; a mask of fewer batches repeats]. Keys and
-values are dense ([batch,] kv_heads, context, head_dim); if by_rows ([batch,] context, kv_heads *
-head_dim), the layout of the queries; if paged (pool, kv_heads, page, head_dim). Row r is at
-position + r (at r if not placed). If causal, it sees the keys up to its own position, otherwise
-all; with a window, only the last `window` of these. The scores are q k scale; if softcap is not 0,
-they become softcap * tanh(score / softcap). A sink is a further score of a head, without a value. A
-mask is added to the scores, or is true for visible keys, or is true for hidden keys, whose score is
-`fill`. Scores of -inf have weight 0. A row that has only such scores gives zeros, or NaN if strict.
+heads, m, context) if mask]. A mask's dimensions are full or 1; a mask of fewer batches repeats. The
+shape of keys and values is ([batch,] kv_heads, context, head_dim), dense; if by_rows, ([batch,]
+context, kv_heads * head_dim), like the queries; if paged, (pool, kv_heads, page, head_dim). Row r
+is at position + r (at r if not placed). If causal, it sees the keys up to its own position,
+otherwise all; with a window, only the last `window` of these. The scores are q k scale; if softcap
+is not 0, they become softcap * tanh(score / softcap). A sink is a further score of a head, without
+a value. Depending on `mask`, the mask is added to the scores, is true for visible keys, or is true
+for hidden keys, whose score is `fill`. Scores of -inf have weight 0. A row that has only such
+scores gives zeros, or NaN if strict.
 
-coord: batch, head, first row. If `tasks` is not 0, a task has several tiles, and coord is its
-number. Tiles are numbered by sections of `group` heads, whose keys share the L2 cache. The last
-section is numbered from the last rows, which see most keys, to the first, the section before it in
-the opposite direction, and so on, so that the cost of consecutive tiles has no jumps. Tiles are
-dealt to the tasks forwards and backwards in turn, which gives all tasks about the same work.
+coord: batch, head, first row. If `tasks` is not 0, a task has several tiles, and coord is the
+task's number. Tiles are numbered by sections. A section is `group` heads, whose keys stay in the L2
+cache together. In the last section, tiles are numbered from the last rows, which see most keys, to
+the first. The direction alternates from section to section, so that consecutive tiles have similar
+costs. Tiles are dealt to the tasks forwards and backwards in turn, which gives all tasks about the
+same work.
 """
 
 from __future__ import annotations

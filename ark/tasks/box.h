@@ -20,11 +20,12 @@ ARK_DEVICE int ark_tile_end(const ark_i32* coord) {
   return coord[D] + tile < size ? coord[D] + tile : size;
 }
 
-// Computes the index in dimension D of number r, where the packs of a tile are numbered with the
-// last dimension fastest. A pack is a vector of PACK elements of the last dimension. r is divided
-// by the number of packs or indices in this dimension, for the call for the next outer dimension.
-// OUTER: the number of indices in the outer dimensions. Returns false if the index is outside of
-// the result.
+// Computes the tile's index in dimension D for pack number r, and stores it in `index`. A pack is a
+// vector of PACK elements of the last dimension; the packs of a tile are numbered with the last
+// dimension fastest. The function is called for dimension 3 first, then 2, 1 and 0. Each call
+// divides r by the tile's number of packs (or indices) in its dimension, for the next call. OUTER:
+// the number of the tile's indices in the dimensions before D. Returns false if the index is
+// outside of the result.
 template <class TILE, int D, int PACK, int OUTER>
 ARK_DEVICE bool ark_tile_index(const ark_i32* coord, int& r, int& index) {
   constexpr int size = TILE::size[D], tile = TILE::tile[D];
@@ -75,8 +76,9 @@ ARK_DEVICE void ark_each_round(const ark_i32* coord, const Body& body) {
     }
   }
 }
-// Like ark_each_round, if the registers of a thread hold two rounds. load(held, first) loads the
-// round that begins with pack number `first`, while finish(held) computes the preceding round.
+// Like ark_each_round, but each thread loads its next round while it computes the current one. The
+// registers of a thread must hold the operands of two rounds (HELD). load(held, first) loads the
+// round that begins with pack number `first`; finish(held) computes a loaded round.
 template <class HELD, class TILE, int PACK, int ROUNDS, class Load, class Finish>
 ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
   constexpr int total = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * (TILE::tile[3] / PACK);

@@ -18,11 +18,11 @@ struct ArkPlaces {
   }
 };
 
-// Claims tiles for a task, by all its threads. The address of the atomic counter follows the
+// Claims tiles for a task at run time, by all its threads. The atomic counter's address follows the
 // operands in the task's record. In an iteration, each of the TASKS tasks begins with one fixed
-// tile. Together the tasks claim the other TILES - TASKS tiles. Each task also claims one number
-// after the last tile, which ends the task. So the counter grows by TILES per iteration. RECORDS:
-// the offset in shared memory of the memory for two records.
+// tile, and together they claim the other TILES - TASKS tiles. At its end each task also claims one
+// number that belongs to no tile. So the counter grows by TILES per iteration. RECORDS: the offset
+// in shared memory at which two task records are stored.
 template <class PLACES, int TASKS, int OPERANDS, int RECORDS>
 struct ArkClaims {
   ArkTask* records;
@@ -65,8 +65,9 @@ ARK_DEVICE void ark_claimed(ArkCtx& c, const ArkTask& t, const Body& body) {
   }
 }
 
-// Like ark_claimed, if the registers of a thread hold the operands of two tiles. load(held, record)
-// loads a tile while finish(held) computes the preceding one and the next tile is claimed.
+// Like ark_claimed, but a task loads its next tile while it computes the current one. The registers
+// of a thread must hold the operands of two tiles (HELD). load(held, record) loads a tile;
+// finish(held) computes a loaded tile.
 template <class HELD, class PLACES, int TASKS, int OPERANDS, int RECORDS, class Load, class Finish>
 ARK_DEVICE void ark_claimed_ahead(ArkCtx& c, const ArkTask& t, const Load& load,
                                   const Finish& finish) {

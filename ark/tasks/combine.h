@@ -58,8 +58,9 @@ union ArkChunk {
   T v[16 / sizeof(T)];
 };
 
-// The chunks of 16 bytes that a thread loads before it uses any of them: chunk number `first`, then
-// every ARK_THREADS-th chunk, below `end`. bytes: the size of all elements.
+// What a thread has to load: chunks of 16 bytes, of which it loads several before it uses any. Its
+// chunks are number `first` and then every ARK_THREADS-th one below `end`. bytes: the size of all
+// elements.
 struct ArkChunks {
   ark_i64 first;
   ark_i64 end;
@@ -243,9 +244,8 @@ ARK_DEVICE void ark_combine_chunks(ArkCtx& c, HOW how, ArkChunks at, Out out, Sh
   }
 }
 
-// Combines the ranks' shares element by element and stores the result. A task combines the bytes
-// from t.coord[0] to t.coord[1], counted in units of UNIT bytes. If there is one share, it is
-// copied.
+// Combines the ranks' shares element by element and stores the result; a single share is copied. A
+// task processes bytes t.coord[0] * UNIT to t.coord[1] * UNIT.
 template <typename T, typename JOIN, int UNIT, int DIVIDE, typename Out, typename... Shares>
 ARK_DEVICE void ark_combine(ArkCtx& c, const ArkTask& t, bool aligned, Out out, Shares... shares) {
   constexpr int SHARES = static_cast<int>(sizeof...(Shares)), FEW = SHARES < 5 ? 2 : 1;

@@ -3,9 +3,9 @@
 it is a copy.
 
 params: element (a name of ELEMENTS: the type of the operands' bytes), op (a name of OPS), divide
-(the divisor of the result), order (the shares to combine first, in this order; the others follow in
-operand order), outputs (the number of outputs, 1 by default; several must be plain memory), moved
-(its tasks are in the task lists of moving warps).
+(the number by which the result is divided), order (the shares to combine first, in this order; the
+others follow in operand order), outputs (the number of outputs, 1 by default; several must be plain
+memory), moved (True if moving warps, warps that only move data, run the tasks).
 
 operands: shares..., outputs..., all of one dimension. Each is plain memory (dense, all of one type)
 or packets: a receive buffer (uint32 words, four of which hold 16 bytes of elements) or fp32

@@ -2,11 +2,11 @@
 experts): the operations on the sums of its products before they are stored. This module has its
 operands and its C++ text.
 
-The value is an expression, `expr` (ark.tasks.expression). Its inputs are the sum for each weight,
-then an element of each table (such as a bias per expert) and of each score. A row has one slot for
-each of its chosen experts. With `total`, the values of a row's slots are added up in order, and
-then a residual is added. The epilogue's operands follow the output: the second weight, tables
-(experts, n), scores (rows, slots, 1), the residual (rows, n).
+The epilogue's value is an expression, `expr` (ark.tasks.expression). Its inputs are the sums (one
+for each weight), then an element of each table (such as a bias per expert), then an element of each
+operand of scores. A row has one slot for each of its chosen experts. With `total`, the values of a
+row's slots are added up in order, and then a residual is added. The epilogue's operands follow the
+output: the second weight, tables (experts, n), scores (rows, slots, 1), the residual (rows, n).
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
 }
 
 // Finds the K best of a row's N elements by a warp (WARP) or by the block, in K rounds. Each round
-// finds the best element that comes after the result of the preceding round. red: 2 * ARK_WARPS
-// words of shared memory.
+// finds the best of the elements that come after the preceding round's result in the order of topk.
+// red: 2 * ARK_WARPS words of shared memory.
 template <int N, int K, bool LEAST, bool WARP, class In, class Finish>
 ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& finish) {
   constexpr int STEP = WARP ? ARK_LANES : ARK_THREADS;
@@ -200,9 +200,9 @@ ARK_DEVICE void ark_rank_pairs(ark_u64* keys, int pairs, int size, int stride) {
   ark_sync();
 }
 
-// Finds the K best of the N elements of each row, by the block. A row is held in shared memory as P
-// sort keys (P is a power of two, and K <= S <= P). First, runs of S keys are sorted. Then two runs
-// are replaced by one with the S best keys of the two, until one run is left.
+// Finds the K best of the N elements of each row, by the block. The row is in shared memory as P
+// sort keys (P is a power of two, and K <= S <= P). First, runs of S keys are sorted. Then pairs of
+// runs are merged, and only the S best keys of a pair are kept, until one run is left.
 template <int N, int K, int P, int S, bool LEAST, class In, class Finish>
 ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Finish& finish) {
   for (int r = 0; r < rows; ++r) {
@@ -311,10 +311,11 @@ ARK_DEVICE ArkExpertFinish<COUNT, A, T, L, S> ark_expert_finish(const A& ahead, 
 constexpr int ARK_EXPERT_TOTALS = 256;  // outputs whose totals shared memory holds
 
 // Multiplies rows by the weights of their chosen experts. Task coordinates: row, slot (one chosen
-// expert of the row), first output, and last output + 1. SLOTS: each slot has its own row of the
-// input; otherwise all slots of a row read the same one. The weights (WEIGHTS of them) have EXPERTS
-// of the OF experts, from FIRST on; the results of other experts are zero. TOTAL: the number of
-// slots that a task adds up, or 0. dot(weight, expert, output, xs): a lane's part of a dot product.
+// expert of the row), first output, and last output + 1. SLOTS: true if each slot has its own row
+// of the input, false if all slots of a row read the same input row. The weights (WEIGHTS of them)
+// contain EXPERTS of all OF experts, from number FIRST on. The results of the other experts are
+// zero. TOTAL: the number of slots that a task adds up, or 0. dot(weight, expert, output, xs): a
+// lane's part of a dot product.
 template <int EXPERTS, int K, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL, class X,
           class E, class D, class F>
 ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, const E& experts,

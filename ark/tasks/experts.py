@@ -8,9 +8,9 @@ operands: input (rows, n), values (rows, k), indices (rows, k).
 
 coord: first row.
 
-`expert_linear` params: first, of: the weight contains the experts from number `first` on, of a
-total of `of` (0: it contains all); the products with others are zero. weights, tables, scores,
-expr, total, residual: the epilogue (ark.tasks.expert_epilogue).
+`expert_linear` params: `first` and `of` (the weight contains consecutive experts of a total of
+`of`, from number `first` on; `of` is 0 if it contains all). The products with the other experts are
+zero. weights, tables, scores, expr, total, residual: the epilogue (ark.tasks.expert_epilogue).
 
 operands: input (rows, k) or (rows, slots, k), weight (experts, n, k) dense, experts (rows, slots),
 output (rows, slots, n), or with `total` (rows, n), then those of the epilogue.

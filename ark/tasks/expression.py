@@ -117,10 +117,10 @@ def check(tree: Any, dtypes: Sequence[str], rank: int = MAX_DIMS) -> str:
 
 
 def typed(tree: Tree, inputs: Sequence[str], dtype: str) -> Tree:
-    """The tree for a value that would be stored as `dtype`, for readers that use the tree instead
-    of the stored tensor: with a cast to `dtype` if its values would otherwise differ. inputs: data
-    types of the operands. Elements of less than a byte are not cast, because the store converts
-    them.
+    """The tree to use where other ops compute with a tree's value directly instead of reading the
+    tensor in which it is stored as `dtype`. It gets a cast to `dtype` if the values would otherwise
+    differ. inputs: the data types of the operands. Elements of less than a byte are not cast,
+    because the store converts them.
     """
     if dtype not in _CASTS or tree[:2] == ["cast", dtype]:
         return tree
@@ -203,8 +203,9 @@ def _result(name: str, types: Sequence[str]) -> str:
 
 
 def rebuilt(tree: Tree, change: Callable[[Tree], Tree | None]) -> list[Any]:
-    """A copy of the tree in which parts are replaced. change: a function of a part that returns the
-    tree to use instead, or None to keep the part and process the parts inside of it.
+    """A copy of the tree in which parts are replaced. change: a function that is called with a
+    part. It returns the tree to use instead, or None to keep the part; it is then called with the
+    parts inside of it.
     """
     changed = change(tree)
     if changed is not None:
