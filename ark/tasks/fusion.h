@@ -1,11 +1,11 @@
 // The loops over a tile for the task kind `fusion`: elementwise expressions, and sums between them,
 // that one task computes. fusion.py describes the task kind.
 
-// Computes a fusion for each index of a tile. Calls first(i0, i1, i2, i3, k, v, kept), then `each`
-// with the same arguments for k from 0 to COUNT - 1 (the elements of the summed dimension), then
-// `last`. The three functions pass values to each other through kept[KEPT][LANES], in which v is
-// the column of the index. A single thread that runs a task processes LANES neighbouring indices at
-// a time, so that the compiler vectorises.
+// Computes a fusion for each index of a tile. Calls first(i0, i1, i2, i3, k, v, kept) once, then
+// `each` with the same arguments for k from 0 to COUNT - 1 (the elements of the summed dimension),
+// then `last` once. The three functions pass values to each other in kept[KEPT][LANES]. A single
+// thread that runs a task processes LANES neighbouring indices at a time, so that the compiler
+// vectorises. v is the number of the index among these.
 template <class TILE, int COUNT, int KEPT, int LANES, class First, class Each, class Last>
 ARK_DEVICE void ark_fused(const ark_i32* coord, const First& first, const Each& each,
                           const Last& last) {

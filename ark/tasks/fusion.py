@@ -2,13 +2,17 @@
 them, in one device function. Intermediate values that several expressions use stay in registers.
 The nodes are created by ark.lower.rewrite.fuse_regions.
 
-params: inputs (the number of operands that are inputs; the others are outputs), axis (of four: the
-summed dimension; -1: none), count (that dimension's size, or 1), tile (4 sizes of the outputs'
-shape), and four lists of expressions (ark.tasks.expression), computed in this order: first (once
-per index of the outputs), each (for each of the `count` elements), sums (whose values are summed
-over these elements), last (once, may use the sums). The inputs of a tree are numbered: first the
-input operands, then all values of the lists. stores: for each output the number of the value to
-store.
+params: inputs (the number of operands that are inputs; the others are outputs), axis (the summed
+dimension, of four; -1: none), count (that dimension's size, or 1), tile (4 sizes of the outputs'
+shape), and four lists of expressions (ark.tasks.expression), which are computed in this order:
+
+- first: once for each index of the outputs
+- each: for each of the `count` elements along the axis
+- sums: like `each`, but their values are summed over these elements
+- last: once for each index of the outputs; they may use the sums
+
+A tree's inputs are numbered: first the input operands, then the values of all lists. stores: for
+each output the number of the value to store.
 
 operands: inputs..., which broadcast, outputs..., all of one shape, of size 1 along the axis.
 Intermediate values are fp32. An output may be the same memory as an input.

@@ -7,12 +7,12 @@ packets, and may normalise it (rmsnorm). Rows of w that belong together (the two
 rotary pair, a gate row and its up row) are neighbours, so that the epilogue has both sums at once.
 
 A row wider than a stage is split along k (split-k), if a backend's device function adds the sums of
-the parts; for matrix units several rows are split together.
+the parts. For matrix units several rows are split together.
 
-params: rows (of w per stage), split_k (stages of these rows), prologue (none, rmsnorm), eps, bias,
-epilogue (ark.ir.epilogues); for rope_kv heads, kv_heads, head_dim; for sample: tiles (the number of
-tasks), and share, shares: the layer computes part number `share` of the logits, which are divided
-among `shares` ranks.
+params: rows (of w per stage), split_k (the number of stages that hold the parts of these rows),
+prologue (none, rmsnorm), eps, bias, epilogue (ark.ir.epilogues); for rope_kv heads, kv_heads,
+head_dim; for sample: tiles (the number of tasks), share, shares. The logits are divided among
+`shares` ranks, and the layer computes part number `share` of them.
 
 operands: x (m, k), w (n, k), output, [norm weight], [bias (n,)], then for add: residual; for
 sample: settings, position, candidates (tasks, 2), as in ark.tasks.tokens, then for each peer a
@@ -23,12 +23,12 @@ iteration].
 
 coord: the task's first row of w and the row after its last.
 
-Between ranks (ark.lower.rewrite.inline_all_reduce) x, and the residual, may be given as shares that
-readers add: they have m rows per share, the rows of one share after those of another. With `store`
-and `add` a further output for each peer may follow all other operands. params for shares: ranks,
-and first: the index of rank 0's share in the operand. Shares are added in the order of ranks, so
-this share is added first, then the following ones, cyclically. Only rank 0 (where first is 0) adds
-the residual to its share; the other ranks only wait for it.
+Between ranks (ark.lower.rewrite.inline_all_reduce) x and the residual may be given as shares of the
+ranks, which this task adds up when it reads them. Such an operand has m rows per share, one share
+after the other. With the epilogues `store` and `add`, a further output for each peer may follow all
+other operands. params for shares: ranks, and first (the index of rank 0's share in the operand).
+Shares are added in the order of ranks: rank 0's share first, then the following ones, cyclically.
+Only rank 0 (where first is 0) adds the residual to its sums; the other ranks only wait for it.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, in
   return squares;
 }
 
-// An operand that must be waited for even if its value is not used. Reading it waits, and returns
-// zero unless `counts` is true.
+// An operand that must be waited for even if its value is not used. A load waits for the value, and
+// returns it if `counts` is true, otherwise zero.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;
@@ -70,11 +70,11 @@ ARK_DEVICE ArkRmsNormed<W> ark_rms_normed(W weight, float eps) {
 // The epilogues: operations on the sums of a linear layer before they are stored. Each processes
 // the sums of WIDTH neighbouring rows of the weights at a time.
 //
-// The function ark_sums_ahead loads the values that an epilogue needs while the weights are still
-// being loaded. It loads them for M rows of the input, from row `first` on, and R rows of the
-// weights, from row n on, of which `rows` exist. WAITS: true if these loads must come after the
-// task's waits. Otherwise they read packets, or data from before the iteration, and may come before
-// the waits (TaskKind.early lists these operands).
+// ark_sums_ahead loads the other values that an epilogue needs while the weights are still being
+// loaded: for M rows of the input, from row `first` on, and R rows of the weights, from row n on,
+// of which `rows` exist. WAITS: true if these loads must come after the task's waits. If it is
+// false, they read packets or data from before the iteration (the operands of TaskKind.early), and
+// may come before the waits.
 template <class O>
 struct ArkStoreSums {
   static constexpr int WIDTH = 1;

@@ -3,8 +3,8 @@
 // The epilogue of the linear layer that computes logits: stores the sums (logits) and finds the
 // task's best candidate for the next token. A stage has R rows of the weights, and the STAGES
 // stages are divided among TILES tasks. SHARED: true if each rank computes a part of the logits.
-// The token id that belongs to the first row of the weights is then stored in the task
-// (ark_token_of). Otherwise it is 0.
+// Then the token id of the first row of the weights is read from the task's record (ark_token_of).
+// Otherwise it is 0.
 template <int R, int TILES, int STAGES, bool SHARED, class O, class C>
 struct ArkSampleSums {
   static constexpr int WIDTH = 1;

@@ -1,12 +1,12 @@
-// Products in which one matrix, `few`, has only FEW rows (or columns), such as matrix times vector.
-// The other matrix, `many`, has MANY. Such products are limited by memory bandwidth, so each
-// element of `many` is read once, in packs (vectors) of V elements. many(i, k) and few(j, k) are
-// addresses of elements; finish(i, j, sum) stores a result. A task computes TILE of the MANY rows
-// from `first` on. Sums are over k0 to k1, in the same order in every run.
+// Products of a matrix `many` with a matrix `few` that has only FEW rows (or columns), such as
+// matrix times vector. `many` has MANY rows (or columns). Memory bandwidth limits such products, so
+// each element of `many` is read once, in packs (vectors) of V elements. many(i, k) and few(j, k)
+// are addresses of elements; finish(i, j, sum) stores a result. A task computes TILE of the MANY
+// rows, from `first` on. Sums are over k0 to k1, in the same order in every run.
 
 // Adds up partial sums over the warps of each team. There are TEAMS teams of TEAM warps. `parts`
-// has EACH sums of each warp, warp after warp. Calls total(e, sum) with each total; e counts the
-// totals of all teams.
+// has EACH sums of each warp, warp after warp. Calls total(e, sum) for each total. e numbers the
+// totals: the EACH totals of the first team, then those of the next team.
 template <int TEAMS, int TEAM, int EACH, typename Sum, class Total>
 ARK_DEVICE void ark_matmul_thin_totals(const Sum* parts, const Total& total) {
   for (int e = ark_tid(); e < TEAMS * EACH; e += ARK_THREADS) {
