@@ -15,9 +15,10 @@ MAP_BYTES = 128
 
 
 def tensor_map(box: BoxMap, address: int) -> bytes:
-    """Creates the tensor map of a box at an address. Its rows have 128 bytes, swizzled as wgmma
-    reads them, or are not swizzled (for a matrix of bytes). Elements outside of the matrix are read
-    as zero.
+    """Creates the tensor map of a box: a part of a matrix that TMA copies at once. address: the
+    matrix's address. In shared memory, rows of a box have 128 bytes and are swizzled as wgmma reads
+    them. Boxes of a matrix of bytes are not swizzled. Elements outside of the matrix are read as
+    zero.
 
     Raises SystemError if the memory does not begin at a multiple of 16 bytes.
     """

@@ -31,8 +31,8 @@ _UNUSED_FUNCTION_DIAGNOSTIC = 177
 # Kernels are compiled by several threads. cuda.core cannot be imported by two threads at once: one
 # of them would get an incomplete module.
 _IMPORTING = threading.Lock()
-# LOOP marks the source of a loop kernel; LIBRARIES are the libraries that make a cubin, each with
-# its name in messages and its package.
+# LOOP: a text that only the source of a loop kernel contains. LIBRARIES: for each library that
+# compiles or links a cubin, its name in messages and the package that contains it.
 LOOP = "ark_static_at<ArkParams"  # every loop kernel's source has this: entry.h
 LIBRARIES = {
     "libnvrtc.so": ("NVRTC", "nvidia-cuda-nvrtc"),

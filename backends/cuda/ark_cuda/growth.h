@@ -1,5 +1,5 @@
-// Copies to shared memory of rows of caches that grow (keys and values), for the operand stream
-// (stream.h) and the loading thread of the variant `matrix` (matrix.h).
+// Copies rows of caches that grow (keys and values) to shared memory. Used by the operand stream
+// (stream.h) and by the loading thread of the variant `matrix` (matrix.h).
 
 // Called by one lane: starts a copy of whole 16-byte units to shared memory, which signals a
 // barrier on completion.
@@ -12,8 +12,8 @@ ARK_DEVICE void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 b
       : "memory");
 }
 
-// A task's share of the rows of a cache that grows: the rows from `begin` to `end`. newest: the
-// number of the row that this iteration writes; `length` rows were written before.
+// The rows from `begin` to `end` of a growing cache, which one task reads. newest: the number of
+// the row that this iteration writes. All rows before it were written in earlier iterations.
 struct ArkGrown {
   ark_u32 begin;
   ark_u32 end;

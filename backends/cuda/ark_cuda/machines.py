@@ -27,9 +27,9 @@ SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which nee
 # A variant whose block has more than ROOMY_WARPS warps supports at most FEW_ROWS input rows,
 # because more rows need more registers per thread than such a block has.
 FEW_ROWS, ROOMY_WARPS = 4, 12
-# Variants for quantised weights: computing warps, slots of the operand ring, bytes of a slot,
-# copies in flight. Slots have 18 KB, or 9 KB so that one warp has fewer rows to multiply per slot.
-# With ten warps in a block, a thread has 168 registers.
+# Variants for quantised weights, each with its number of computing warps, slots of the operand
+# ring, bytes of a slot, and copies in flight. Slots have 18 KB, or 9 KB so that one warp has fewer
+# rows to multiply per slot. With ten warps in a block, a thread has 168 registers.
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
 ROW_SLICE = 32  # registers for a row's slice, of the 96 of a thread in 17 warps
 # Bytes of shared memory that the planner may not use. They hold the loop's task records and the
@@ -62,10 +62,10 @@ UNIT_TILES = (
     (32, 256, 0.7),
 )
 
-# Tiles of products by warpgroups (tasks/products.py). If a norm follows a product, dividing k into
-# more than two parts gained nothing. If k is contiguous in the right operand, the operand's boxes
-# may have any number of rows. A warpgroup stores half of a 64-row tile, so half of the tile's
-# columns must be a multiple of 16.
+# Tiles (rows, columns) of products by warpgroups (tasks/products.py). If a norm follows a product,
+# dividing k into more than two parts gained nothing. If k is contiguous in the right operand, a box
+# of it may have any number of rows, and a tile the same number of columns. In tiles of 64 rows,
+# each of two warpgroups stores half of the columns, and this half must be a multiple of 16.
 PLAIN_TILES = (
     *((128, columns) for columns in (224, 192, 160, 144, 96)),
     *((64, columns) for columns in (224, 192, 160, 96)),

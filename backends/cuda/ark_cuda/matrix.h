@@ -206,21 +206,25 @@ ARK_DEVICE ark_u32 ark_matrix_made_parity() {
 }
 #endif
 
-// Bits of ArkTask.growth in this variant. ALL: the loading thread may load the boxes of both
-// operands before the task begins. RIGHT: it may do so for the right operand. BESIDE: it may load
-// the other boxes once the preceding task has performed its waits, because that task writes none of
-// them.
+// Bits of ArkTask.growth in this variant: what the loading thread may load before the task's own
+// waits are complete. ALL: the boxes of both operands, before the task begins. RIGHT: those of the
+// right operand, before the task begins. BESIDE: the other boxes, once the preceding task has
+// performed its waits, because that task does not write their memory.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u, ARK_LOADS_BESIDE = 4u;
 
-// The state of the loading thread, which it passes to a task's loading function. at: the position
-// of the next stage. issued: the number of stages loaded so far, counted up to one round of the
-// ring. begun: the number of stages, from the next one on, of which only the right operand was
-// loaded. early: true if the function is to load only right operands and return; it is called again
-// for the left ones. whole: set by the function of a task that uses the stages' memory in a layout
-// of its own. ahead: true in the prefetching thread, which calls the same functions. loaded: the
-// value of ArkMatrixRing.loaded that the loading thread has stored or the prefetching thread has
-// read last. walked: the number of stages that the prefetching thread has passed. clock: when it
-// last prefetched a stage or saw that another one was loaded.
+// The state of the loading thread, which it passes to a task's loading function. The prefetching
+// thread has such a state, too, and calls the same functions.
+// - at: the position of the next stage.
+// - issued: the number of stages loaded so far, counted up to one round of the ring.
+// - begun: of this many stages, from the next one on, only the right operand was loaded.
+// - early: true if the function is to load only right operands and return. It is called again for
+//   the left ones.
+// - whole: set by the function of a task that uses the stages' memory in a layout of its own.
+// - ahead: true in the prefetching thread.
+// - loaded: the value of ArkMatrixRing.loaded that the loading thread has stored, or that the
+//   prefetching thread has read last.
+// - walked: the number of stages that the prefetching thread has passed.
+// - clock: when the prefetching thread last prefetched a stage or saw that another one was loaded.
 struct ArkMatrixLoad {
   ArkMatrixSlot at;
   ark_u32 issued, begun;
@@ -429,21 +433,23 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 }
 
 // The main function of the loading thread. It calls no function, because a compiled call may use
-// registers that this warpgroup has released. The other threads of its warpgroup are idle. The
-// thread walks the task list independently of the computing warps. Operands that are read-only
-// during the launch are copied as soon as stages are free, even in the preceding iteration, so that
-// the barrier between iterations costs no memory latency. The thread never runs past a task that
-// uses the stages' memory for something else. If only the right operand (weights) is read-only, it
+// registers that this warpgroup has released. The other threads of its warp are idle. The thread
+// walks the task list independently of the computing warps. It never runs past a task that uses the
+// stages' memory for something else.
+//
+// When an operand is copied depends on who writes it. An operand that is read-only during the
+// launch is copied as soon as stages are free, even in the preceding iteration, so that the barrier
+// between iterations costs no memory latency. If only the right operand (weights) is read-only, it
 // is copied to all free stages, and the left one follows. Rows of a growing cache are copied as
-// soon as their iteration has begun. Other operands wait until their task is reached, or only for
-// its counters if the preceding task has performed its waits and belongs to the same op or writes
-// none of them.
+// soon as their iteration has begun. Any other operand is copied when its task has been reached and
+// the task's counters allow it. Reaching the task is not required if the preceding task has
+// performed its waits, and belongs to the same op or does not write the operand.
 ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkCtx& c = reinterpret_cast<ArkLoop*>(scratch)->ctx;
   const ArkPhases phases = ark_phases(p);
   ArkMatrixLoad load{};
-  // The task after the last one that uses the stages' memory for other data: once it has begun,
-  // that memory is free.
+  // The sequence number of the task after the last task that uses the stages' memory for other
+  // data. Once the computing warps have reached it, the stages may be loaded.
   ark_u64 spared = 0u;
   // In persistent mode the host may write between iterations, so nothing is loaded ahead of them.
   const ark_u32 ahead = p->persistent != 0u ? 0u : 1u;
@@ -462,7 +468,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
         if (!ark_spares_stages(task.kind)) spared = place + ARK_MATRIX_TASK;
         continue;
       }
-      // The rows of a growing fetch were written before this iteration.
+      // True if the task reads rows of a cache that grows (keys and values). Only rows that were
+      // written before this iteration are loaded.
       const bool grows = task.fetch_end != task.fetch_begin;
       const bool waits = !grows && (task.growth & ARK_LOADS_ALL) == 0u;
       if (waits) ark_matrix_copy_ahead(task, ARK_POINTER(const ArkCounterOp, p->counter_ops));
@@ -471,7 +478,8 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
       for (ark_u32 i = 0u; i < maps % 16u; ++i) ark_map_ahead(task.operand[maps / 16u + i]);
       bool fine = ark_matrix_await(spared) && (!load.whole || ark_matrix_drained(load));
       load.whole = false;
-      // The waits of the iteration's first task make those rows visible.
+      // After the waits of the iteration's first task, this thread sees the rows of a growing
+      // cache.
       if (grows) fine = fine && ark_matrix_waited(ark_matrix_place(iteration, range.task_begin));
       load.early = fine && !grows && (task.growth & ARK_LOADS_RIGHT) != 0u;
       while (fine) {
@@ -518,9 +526,9 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 // While the ring is full and the loading thread waits for a task to begin, memory would be idle. So
 // the prefetching thread, a thread of the next warp, walks the same task list and prefetches
 // weights of products of few rows to L2. It runs at most ARK_MATRIX_AHEAD stages ahead of the
-// loading thread. It prefetches a stage only while the loading thread loads none, and one stage in
-// the time in which memory delivers ARK_MATRIX_PACE stages to each processor. At a higher rate, the
-// few loads of tasks such as norms would wait behind the prefetches.
+// loading thread, and prefetches only while the loading thread loads nothing. It prefetches one
+// stage in the time in which memory delivers ARK_MATRIX_PACE stages to each processor. At a higher
+// rate, the few loads of tasks such as norms would wait behind the prefetches.
 
 // Called by the prefetching thread: waits until the next stage should be prefetched, or the loading
 // thread has loaded it. wanted: set to true in the first case. nanoseconds: the time in which

@@ -79,10 +79,11 @@ struct ArkMatrixRest {
 };
 // Stores 16 rows of 128 bytes of a slab to rows in memory that need not be aligned to 16 bytes. The
 // aligned 16-byte parts of a row in memory are stored as vectors, each assembled from two pieces of
-// the slab. The first and the last part of a row are stored element by element. out: the address of
-// the slab's first element in memory. rows, columns: the number of rows and columns from there to
-// the end of the result. rest: the last pieces of the preceding columns if this warp has stored
-// those too (BEGINS is false). It is updated for the columns that follow (ENDS is false).
+// the slab. The first and the last part of a row are stored element by element. out: the address in
+// memory of the slab's first element. rows, columns: the number of rows and columns from there to
+// the end of the result. BEGINS: false if this warp has stored the preceding columns too; then
+// `rest` has their last pieces. ENDS: false if more columns follow; then `rest` is updated for
+// them.
 template <bool BEGINS, bool ENDS, typename T>
 ARK_DEVICE void ark_matrix_slab_scatter(const char* slab, T* out, ark_i64 pitch, int rows,
                                         int columns, ArkMatrixRest& rest) {
@@ -215,11 +216,11 @@ ARK_DEVICE void ark_matrix_store_gated(ArkCtx& c, float (&d)[COLUMNS], T* out, a
     ark_matrix_slab_store<COLUMNS>(slab, out, pitch, first, q, rows, columns);
   }
 }
-// Rotates the queries and keys of a projection (RoPE) and stores them and the values at their
-// destinations, as ark_rope_kv does. If each row belongs to a sequence of its own, a thread stores
-// its pairs; otherwise each round stores SOME columns, all of one head. m0, column:
-// the position of the tile's first element in the projection; rows: the number of rows from there
-// to the end.
+// Stores the columns of a query-key-value projection as ark_rope_kv does: rotates queries and keys
+// (RoPE), and stores queries, keys and values at their destinations. If each row belongs to a
+// sequence of its own, a thread stores its pairs; otherwise each round stores SOME columns, all of
+// one head. m0, column: the position of the tile's first element in the projection. rows: the
+// number of rows from there to the end.
 template <int COLUMNS, class R>
 ARK_DEVICE void ark_matrix_store_rope(ArkCtx& c, float (&d)[COLUMNS / 2], const R& rope, int m0,
                                       int column, int first, int rows) {

@@ -130,8 +130,8 @@ ARK_DEVICE float ark_warp_max(float v) {
   for (int mask = 16; mask > 0; mask >>= 1) v = fmaxf(v, ark_shfl_xor(v, mask));
   return v;
 }
-// Sums R values over the warp with R + log2(32 / R) - 1 exchanges; lane l gets the total of value
-// l / (32 / R).
+// Sums R values over the warp with R + log2(32 / R) - 1 exchanges. Lane l gets the total of value
+// number l / (32 / R).
 template <int R>
 ARK_DEVICE float ark_warp_sums(float (&v)[R]) {
 #pragma unroll

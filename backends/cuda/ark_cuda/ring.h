@@ -80,8 +80,9 @@ ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
-// Called by each computing warp at the end of a task with a growing fetch, which counts as one
-// stage in the plan: adds the further ones of its `stages` stages to the warp's count of stages.
+// Called by each computing warp at the end of a task whose growing fetch had `stages` stages. The
+// plan's stage numbers count such a fetch as one stage, so the others are added to the warp's count
+// of additional stages.
 ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   ark_u32* mine = &ark_ring.grown[ark_warp()];
   const ark_u32 before = ark_warp_load(mine);
@@ -91,8 +92,9 @@ ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
 }
 
 // Waits until the loading warp may fetch operands for an iteration. Returns false if no further
-// iteration runs. In persistent mode operands may change until the host releases the iteration. If
-// a stop token ends the launch early, at most one ring of stages was loaded in vain.
+// iteration runs. In persistent mode the host may change operands until it releases the iteration.
+// Otherwise operands are fetched at once; if a stop token ends the launch early, at most one ring
+// of stages was loaded in vain.
 ARK_DEVICE bool ark_stream_may_begin(const ArkParams* p, ark_u32 iteration) {
   ArkControl* control = ark_control(p);
   if (ark_left() || (p->end != 0u && iteration == p->end)) return false;
@@ -197,7 +199,9 @@ ARK_DEVICE void ark_fill_pieces(const ArkRingAt& at, ark_u32 slot, ark_u64 addre
                 ARK_STREAM_POLICY);
 }
 
-// Fills a stage with a box of a matrix by TMA: 128 bytes of each of several rows, swizzled.
+// ark_stream_boxed: true if the field `form` of a fetch record says that box copies (TMA) load its
+// stages. ark_fill_box fills a stage with a box of a matrix: 128 bytes of each of several rows,
+// swizzled.
 ARK_DEVICE bool ark_stream_boxed(ark_u32 form) { return ARK_STREAM_CUTS && form >> 30 == 3u; }
 ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark_u32 row,
                              ark_u32 line) {

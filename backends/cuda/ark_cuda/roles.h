@@ -229,8 +229,8 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// Counts the additional stages of growing fetches (KV caches), of which a task's stage numbers
-// count only one each. The lead warp does this while a task runs.
+// Counts the additional stages of growing fetches (KV caches). A task's stage numbers count such a
+// fetch as one stage, however many stages it has. The lead warp does this while a task runs.
 struct ArkGrowing {
   ark_u64 lengths;  // the address from which `length` was loaded
   ark_u32 length;

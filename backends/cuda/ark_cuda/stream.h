@@ -8,12 +8,12 @@
 // phase of a slot's barriers ahead of the other.
 
 // While the ring is full, the next weights are prefetched to L2, so that memory does not idle while
-// processors wait for each other. The number of prefetched stages is limited. One stage is
-// prefetched per fixed number of clocks, a little slower than memory delivers a stage to each
-// processor. Each stage that moves from L2 to the ring makes room for another one. Copies of boxes
-// delay exchanges between processors more than copies of contiguous bytes do. So if all stages are
-// boxes and the ring has 12 slots or more, prefetches are slower and happen only while the ring is
-// full. On a faster memory (H200) this applies to all stages.
+// processors wait for each other. The number of prefetched stages is limited; each stage that moves
+// from L2 to the ring makes room for another one. One stage is prefetched per fixed number of
+// clocks, a little slower than memory delivers a stage to each processor. Copies of boxes delay
+// exchanges between processors more than copies of contiguous bytes do. So if all stages are boxes
+// and the ring has 12 slots or more, prefetches are slower and happen only while the ring is full.
+// On a faster memory (H200) this applies to all stages.
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
 constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
 constexpr bool ARK_PREFETCH_ON =
@@ -22,10 +22,10 @@ constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u :
                                    : ARK_STREAM_CUTS ? 24u
                                                      : 16u;
 constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
-// The loading warp reads the clock once per stage. If all stages are runs and come from L2, a
-// prefetch that is late by less than one interval does not shift the next one, so that the average
-// interval is as set. A model with more than 4 GiB of operands per iteration has more stages
-// between two exchanges and gets a longer interval.
+// The loading warp reads the clock once per stage. If all stages are contiguous bytes and come from
+// L2, a prefetch that is late by less than one interval does not delay the next one, so that the
+// average interval is as set. If the operands of an iteration have more than 4 GiB, more stages are
+// loaded between two exchanges of data between processors, and the interval is longer.
 constexpr bool ARK_PREFETCH_MAKES_UP = ARK_PREFETCH_ON && !ARK_STREAM_CUTS;
 constexpr bool ARK_STREAM_LARGE = ARK_STREAM_MIB > 4096;  // in an iteration
 constexpr ark_u32 ARK_PREFETCH_CLOCKS = ARK_STAGE_CLOCKS *
