@@ -58,7 +58,8 @@ ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad
 }
 
 // Shared memory of a task, in front of the stages. powers: for each warp, the exponentials of the
-// ROWS positions of a stage that it processes. own: partial results; two warps share one.
+// scores of the ROWS positions that it processes in a stage. own: partial results; each is used by
+// two warps in turn.
 template <int G, int D, int ROWS>
 struct ArkBoxedAttention {
   float query[G * D];
@@ -66,17 +67,19 @@ struct ArkBoxedAttention {
   float powers[ARK_WARPS][ROWS * G];
   float own[ARK_WARPS / 2][(G * (D + 2) + 3) / 4 * 4];
 };
-// True if one warp in OWNERS may own a slot of the ring, so that ARK_WARPS / OWNERS warps share a
-// stage: shared memory suffices, and the positions of a stage that a warp processes are whole
-// products of matrix units.
+// True if the ring's slots can be divided among OWNERS groups of ARK_WARPS / OWNERS warps. A
+// group's warps share the stages in its slots. The number of slots must be a multiple of OWNERS,
+// shared memory must suffice, and a warp's ROWS positions of a stage must be a multiple of the 8
+// positions of a matrix-unit product.
 template <int G, int D, int STEP, int OWNERS>
 ARK_DEVICE constexpr bool ark_boxed_fits() {
   constexpr int ROWS = STEP * OWNERS / ARK_WARPS;
   return ARK_MATRIX_STAGES % OWNERS == 0u && ROWS % 8 == 0 &&
          sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS;
 }
-// The number of positions of a stage that one warp processes. Fewer warps share a stage where that
-// is possible, because each stage costs a warp a wait, an update of its maximum and a release.
+// The number of positions of a stage that one warp processes. It is as large as possible, so that
+// few warps share a stage, because each stage costs each of its warps a wait, an update of the
+// maximum and a release.
 template <int G, int D, int STEP>
 ARK_DEVICE constexpr int ark_boxed_rows() {
   constexpr int OWNERS = ark_boxed_fits<G, D, STEP, 8>()   ? 8
@@ -116,7 +119,8 @@ ARK_DEVICE void ark_stage_add(ArkStagedSoftmax<G>& r, float* part) {
 }
 
 // Copies the query heads of a key/value head, scaled, and this iteration's key and value to shared
-// memory. The latter are loaded whether or not the task has them, since the position arrives later.
+// memory. The key and value are loaded even if another task processes the newest position, because
+// the position is not known yet.
 template <int G, int KV_HEADS, int D, int ROWS, class Q, class F>
 ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int row, int head,
                                  float scale, Q query, F fresh) {

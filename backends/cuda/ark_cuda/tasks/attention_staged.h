@@ -86,9 +86,9 @@ ARK_DEVICE void ark_stage_scores(const T* keys, const uint4 (&a)[D / 32][2], int
   }
 }
 
-// A warp's running softmax. Lane l has the maximum and the denominator of head l / 4 (the
-// denominator only over its own positions). It also has eight elements of every head's sum, over
-// the positions of its row of lanes.
+// A warp's running softmax. top, den: the maximum and the denominator of head l / 4 in lane l; the
+// denominator is only over the lane's own positions. o: eight elements of every head's sum, over
+// the positions that the lane has read.
 template <int G>
 struct ArkStagedSoftmax {
   float top;

@@ -137,8 +137,8 @@ def _worth(layout: Layout, rows: int, context: int, turns: int) -> tuple[float, 
     - If all keys of a tile are one block, nothing hides the latency of its loads: the fewer tiles
       a crew computes one after another, the better.
     - The number of busy warps. It is the number of warps, times the fraction of slab rows that
-      have a query, times the fraction of rounds in which a crew has a tile. If the blocks of all
-      groups have more keys than the context, it is also multiplied by the fraction that exists.
+      have a query, times the fraction of rounds in which a crew has a tile. If one block of keys
+      for each group is more than the context, also times the used share of these keys.
     - Fewer reads of shared memory, then fewer waits.
 
     rows: query rows of a tile. context: the number of keys. turns: the number of a task's tiles.

@@ -214,9 +214,9 @@ ARK_DEVICE void ark_code_join(ArkCtx& c, const float (&sum)[P::WIDE / 16][P::BLO
   ark_sync();
 }
 
-// Run by the computing warps: computes the tiles of a task. begin(i1), last(i1): the first element
-// along k of part i1 of k, and the end (last element + 1). end: see ark_matrix_product. bytes: the
-// quantised matrix, of N rows.
+// Run by the computing warps: computes the tiles of a task. k is divided into parts. begin(i1),
+// last(i1): the first element along k of part i1, and its last element + 1. end: see
+// ark_matrix_product. bytes: the quantised matrix, which has N rows.
 template <class P, int N, class Begin, class Last, class End>
 ARK_DEVICE void ark_code_product(ArkCtx& c, const ArkTask& t, const unsigned char* bytes,
                                  const Begin& begin, const Last& last, const End& end) {

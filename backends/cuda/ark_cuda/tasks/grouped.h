@@ -19,9 +19,9 @@ struct ArkGroups {
   static constexpr int PIXEL = (CHANNELS / 8 | 1) * 16, WEIGHT = (TILE::tile[3] / 8 | 1) * 16;
   static constexpr int WEIGHTS = 16, PIXELS = WEIGHTS + DEPTH * WEIGHT;
 
-  // The byte offset, from a window's first pixel, of the window's vector `number` of eight
-  // channels. A window has EACH / 8 such vectors per element (tap). Each vector is half of the k of
-  // an instruction.
+  // The byte offset, from a window's first pixel, of the window's vector `number`. A vector is
+  // eight channels at one element (tap) of the window, and is half of the k of an instruction. A
+  // window has EACH / 8 vectors per tap.
   static constexpr int half(int number) {
     const int tap = number / (EACH / 8), part = number % (EACH / 8);
     const int y = tap / WINDOW::across * WINDOW::apart_down;

@@ -1,10 +1,10 @@
 // A linear layer of two to eight input rows, one per sequence of a batch, in the kernel variant
 // `roles`. It works like linear_roles.h, but computes on matrix units (mma.m16n8k16), where eight
 // input rows take as long as one. A row of weights is divided along k into equal parts. A stage of
-// the ring holds one part of 8 or 16 rows of weights. It is multiplied by the same part of the
-// input rows. With two input rows a stage may hold four whole rows of weights instead
-// (linear_pair.h). An input that is large compared with the ring is not copied to shared memory:
-// each warp loads the elements that it needs for a stage from global memory.
+// the ring holds one part of 8 or 16 rows of weights, and is multiplied by the same part of the
+// input rows. With two input rows a stage may instead hold four whole rows of weights
+// (linear_pair.h). If the input is too large to be copied to shared memory beside the ring, each
+// warp loads the elements that it needs for a stage from global memory.
 
 // The bytes of padding after each input row in shared memory, which avoid bank conflicts.
 constexpr int ARK_ROW_PAD = 64;
@@ -85,11 +85,11 @@ ARK_DEVICE void ark_tile_products(const T* w, const X& x, float (&d)[D][4]) {
   }
 }
 
-// Adds up the sums of the P stages that hold the parts along k of the same rows of weights. Each
-// stage was multiplied by one warp. sum: this lane's sums of the stage that its warp has
-// multiplied. The warp that completes its stage last gets the totals in `sum`, added in the order
-// of the parts, and returns true. parts: the sums of the last KEPT stages, in shared memory.
-// counts: for each group of P stages, how many of them are complete.
+// Adds up the sums of the P stages that hold the parts along k of the same rows of weights. Each of
+// these stages was multiplied by one warp, which calls this function with its sums in `sum`. The
+// warp that completes its stage last gets the totals in `sum`, added in the order of the parts, and
+// returns true. parts: the sums of the last KEPT stages, in shared memory. counts: for each group
+// of P stages, how many of them are complete.
 template <class Tile, int RM, int P, int KEPT>
 ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float (&sum)[Tile::ALL]) {
   static_assert(KEPT % P == 0, "rows are kept whole");

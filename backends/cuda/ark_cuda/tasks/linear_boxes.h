@@ -5,11 +5,11 @@
 // rows' chunks therefore access all banks.
 //
 // The 16 bytes that a lane loads are an operand of matrix units (m16n8k16) without a conversion.
-// Rows r and r + 8 of the operand tile are both row r of the weights, with different elements of
-// the same chunk. Each half of the elements needs its own columns of the other operand. With up to
-// four input rows, columns 0 to 3 are the input rows for the first half, and columns 4 to 7 are the
-// input rows for the second half. One product computes both, and its other results are ignored.
-// With more input rows there is one product for each half.
+// Rows r and r + 8 of the operand tile are both row r of the weights: one has the first half of a
+// chunk's elements, the other the second half. Each half is multiplied by its own columns of the
+// other operand. With up to four input rows, one product computes both halves: columns 0 to 3 are
+// the input rows for the first half, and columns 4 to 7 are those for the second half. The
+// product's other results are ignored. With more input rows there is one product for each half.
 
 constexpr int ARK_BOX_BLOCK = 64;
 
@@ -35,10 +35,10 @@ struct ArkBox {
   ARK_DEVICE_MEMBER static int half() { return ark_lane() / 16; }
 };
 
-// The index in shared memory at which elements `place` (an even number) and `place` + 1 of an input
-// row are stored. The elements of a row are reordered, so that a lane loads the elements that it
-// needs with one access. A chunk of 8 elements has two halves: elements 0, 1, 4, 5 and elements 2,
-// 3, 6, 7. The same halves of chunks 2 t and 2 t + 1 are 16 contiguous bytes.
+// The index in shared memory of elements `place` (an even number) and `place` + 1 of an input row.
+// The elements of a row are reordered, so that a lane loads the elements that it needs with one
+// access. A chunk of 8 elements has two halves: elements 0, 1, 4, 5 and elements 2, 3, 6, 7. The
+// first halves of chunks 2 t and 2 t + 1 are 16 contiguous bytes, and so are their second halves.
 ARK_DEVICE int ark_box_place(int place) {
   const int word = place / 2 % 32;
   return place / ARK_BOX_BLOCK * ARK_BOX_BLOCK + 2 * (word >> 1 | (word & 1) << 4);

@@ -129,10 +129,10 @@ ARK_DEVICE void ark_matrix_prefetch_stages(const ArkTask& t, ArkMatrixLoad& load
   });
 }
 
-// Run by the loading thread: loads the stages of a task's tiles. begin(i1), end(i1): the first
-// element along k of part i1 of k, and the end (last element + 1). left, right: start the box
-// copies of one operand for a stage. If load.early is true, only the right operand is loaded, for
-// as many stages as are free.
+// Run by the loading thread: loads the stages of a task's tiles. k is divided into parts.
+// begin(i1), end(i1): the first element along k of part i1, and its last element + 1. left, right:
+// functions that start the box copies of one operand for a stage. If load.early is true, only the
+// right operand is loaded, for as many stages as are free.
 template <class P, class Begin, class End, class Left, class Right>
 ARK_DEVICE void ark_matrix_load_stages(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load,
                                        const Begin& begin, const End& end, const Left& left,

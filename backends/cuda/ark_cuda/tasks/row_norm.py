@@ -1,10 +1,10 @@
 """Softmax and norms whose rows are copied to shared memory ahead, by asynchronous copies.
 
-This is used in two cases. If a processor has many rows of 4-byte elements, rows arrive while
-earlier rows are summed, so memory is never idle. If rows of any type are too long for row_norm.h,
-which keeps two rows in registers, the current row gets all of these registers and the next row
-arrives in shared memory. Otherwise the common body (ark/tasks/row_norm.py) is used: its registers
-hold the current rows and those in flight, which is as fast without copies.
+This body is used in two cases. First, if a processor has many rows of 4-byte elements: rows arrive
+while earlier rows are summed, so memory is never idle. Second, if rows of any type are too long for
+row_norm.h, which keeps two rows in registers: here only the current row is in registers, and the
+next row arrives in shared memory. In all other cases the common body (ark/tasks/row_norm.py) is
+used. Its registers hold the current rows and those in flight, which is as fast.
 """
 
 from __future__ import annotations

@@ -114,9 +114,9 @@ ARK_DEVICE void ark_matrix_start(ArkCtx& c, ark_u32 sums, ark_u32 steps, ArkMatr
 // first column in the result.
 //
 // Warp w of a warpgroup can access only lanes 32 w to 32 w + 31 of tensor memory. A lane holds a
-// row of the tile. A tile of 128 rows uses all lanes; of each 32 rows, each of the two warpgroups
-// stores 16. A tile of 64 rows uses the first 16 of every 32 lanes; both warpgroups store these
-// rows, each for half of the columns.
+// row of the tile. A tile of 128 rows uses all lanes; each of the two warpgroups stores 16 of each
+// 32 rows. A tile of 64 rows uses the first 16 of every 32 lanes; both warpgroups store these rows,
+// each half of the columns.
 template <class P, class Steps, class End>
 ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& steps_of,
                                    const End& end) {
