@@ -177,11 +177,12 @@ ARK_DEVICE ark_u32 ark_float_bits(float value) {
   return bits;
 }
 #if !defined(__clang__) && (defined(__FMA__) || defined(__ARM_FEATURE_FMA))
-// Sums and products that the compiler must not reorder are written as fused multiply-adds with a
-// factor 1 or a summand 0, whose value the compiler does not know. So it cannot simplify them. (GCC
-// 12 ignores the builtin for this purpose, __builtin_assoc_barrier, when it vectorises a loop.) The
-// ones and zeros are stored as integers, because the compiler knows that stores of floats cannot
-// change integers, and need not load them again.
+// Sums and products that the compiler must not reorder are written as fused multiply-adds. A sum is
+// a fused multiply-add with a factor 1, and a product is one with a summand 0. The compiler does
+// not know the values of this 1 and 0, so it cannot simplify the operation. (GCC 12 ignores the
+// builtin for this purpose, __builtin_assoc_barrier, when it vectorises a loop.) The ones and zeros
+// are stored as integers, because the compiler knows that stores of floats cannot change integers,
+// and need not load them again.
 static ark_u32 ark_one_bits, ark_zero_bits;
 static ark_u64 ark_one_bits_64, ark_zero_bits_64;
 __attribute__((constructor)) static void ark_set_bits() {

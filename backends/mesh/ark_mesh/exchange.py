@@ -40,7 +40,7 @@ class Piece:
 class Message:
     """A message: byte ranges of a buffer that a core sends to another core. changed: True to
     deliver only the bytes that the sender has changed in this iteration. This is needed if several
-    cores append to the same box.
+    cores append to the same item.
     """
 
     piece: Piece
@@ -50,11 +50,11 @@ class Message:
 
 @dataclass
 class Supersteps:
-    """One phase. tasks: by core, (superstep, task) in the order in which they run. exchanges: the
-    messages after each superstep. The last messages of an iteration make all copies of persistent
-    data equal again. written: the locations of an iteration's results after it has ended, ordered
-    by each buffer's last write, because buffers with disjoint lifetimes share host memory. last: by
-    buffer, the op that writes it last.
+    """The supersteps of one phase. tasks: for each core, (superstep, task) in the order in which
+    they run. exchanges: the messages after each superstep. The last messages of an iteration make
+    all copies of persistent data equal again. written: the locations of an iteration's results at
+    its end. They are ordered by each buffer's last write, because buffers with disjoint lifetimes
+    share host memory. last: for each buffer, the op that writes it last.
     """
 
     tasks: list[list[tuple[int, Task]]]
@@ -67,10 +67,10 @@ class Supersteps:
 class _Items:
     """A buffer that tasks write, divided into items of `size` bytes. A set of cores is a bit mask.
 
-    holders: cores with the present contents; homes: cores that have them when an iteration begins.
-    source: the last writer. wrote, read: the supersteps of the last write and of the last read
-    after it. appended: cores that appended to the item in this iteration. late: the last superstep
-    of these appends.
+    holders: the cores that have the present contents of an item. homes: the cores that have the
+    contents when an iteration begins. source: the last writer. wrote: the superstep of the last
+    write. read: the superstep of the last read after that write. appended: the cores that appended
+    to the item in this iteration. late: the last superstep of these appends.
     """
 
     size: int

@@ -68,10 +68,10 @@ struct ArkPart<const ark_bf16*, const ark_bf16*> {
 };
 #endif
 
-// How panel elements of type P are multiplied, for one instruction set. sum: the type of sums.
-// vector: a vector of panel elements or sums. left(p): loads the group (4 bytes of a row) at p into
-// all lanes of a vector. add: adds to each lane of `total` the product of the groups in a and b.
-// BIASED: true if left() adds 128 to int8 elements (see below).
+// How panel elements of type P are multiplied, for one instruction set. sum: the type of a sum.
+// vector: a vector of panel elements or sums. left(p): loads the group at p (4 bytes of a row) into
+// all lanes of a vector. add: multiplies the groups in the lanes of a and b, and adds the products
+// to the lanes of `total`. BIASED: true if left() adds 128 to int8 elements (see below).
 template <typename P>
 struct ArkDot {
   typedef P sum;

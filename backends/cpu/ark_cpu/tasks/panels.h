@@ -119,12 +119,12 @@ ARK_DEVICE void ark_block_by_groups(P* to, int row, int lines, int depth, const 
   }
 }
 
-// Packs an operand of a matrix product into panels of WIDTH lines. The operand has `count` lines
-// (rows of the left operand if LEFT, else columns of the right one) of `depth` elements along k.
-// at(line, k): the address of an element. LINE_STEP, K_STEP: the distances in memory, in elements,
-// from a line to the next one and from k to k + 1. If K_STEP is 1, or LINE_STEP is not 1, blocks
-// are read along k, otherwise along the lines. A left panel stores blocks along k, a right one
-// along the lines; a block that was read in the other direction is transposed.
+// Packs an operand of a matrix product into panels of WIDTH lines. A line is a row of the left
+// operand (LEFT) or a column of the right one. The operand has `count` lines of `depth` elements
+// along k. at(line, k): the address of an element. LINE_STEP, K_STEP: the distances in memory, in
+// elements, from a line to the next one and from k to k + 1. Blocks are read along the lines if
+// only LINE_STEP is 1, otherwise along k. A left panel stores blocks along k, a right panel along
+// the lines. A block that was read in the other direction is transposed.
 template <int WIDTH, bool LEFT, int LINE_STEP, int K_STEP, typename P, class At>
 ARK_DEVICE void ark_pack_panels(P* to, int count, int depth, const At& at) {
   constexpr int GROUP = 4 / static_cast<int>(sizeof(P)), BLOCK = ARK_BLOCK_GROUPS * GROUP;
