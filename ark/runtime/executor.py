@@ -76,7 +76,7 @@ class Executor(LoadedPlan):
         self.budget_s = budget_s
         self.phase_ends: list[int] = []
         self.latest: Run | None = None
-        self.resumed: int | None = None  # iterations of continuing launches so far
+        self.resumed: int | None = None  # iterations of `resume` so far
         self._params = np.zeros(1, layout.dtype("ArkParams"))
         self._usual: np.ndarray | None = None  # parameters of launches that do not continue
 

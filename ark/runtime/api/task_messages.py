@@ -37,7 +37,7 @@ from ark.runtime.run import Ranks
 
 FUSED = "AllReducePacketFused"
 TYPES = (FUSED, "Recv", "RecvPacket", "RecvReduceSendPacket", "Send", "SendPacket")
-FUSED_TAGS = (1 << 31) - (1 << 16)  # the tag of a plan's first fused all-reduce; others count on
+FUSED_TAGS = (1 << 31) - (1 << 16)  # a plan's first fused all-reduce has this tag, the next + 1
 # Packets take twice the bytes of their data: each value is followed by a flag of the same size.
 PACKET_BYTES_PER_BYTE = 2
 _Rank = Annotated[int, Meta(ge=0, lt=1 << 12)]
