@@ -78,8 +78,8 @@ class ChannelsLastKind(TaskKind):
 
 
 def order_of(p: ConvolutionParams) -> tuple[int, int, int, int]:
-    """Where each dimension of the input is in the order (n, height, width, channels): element d is
-    the number of input dimension d in that order.
+    """The order of the input's dimensions: element d is the place of input dimension d in the order
+    (n, height, width, channels).
     """
     return (0, 3, 1, 2) if isinstance(p, GroupedParams) and p.channels_first else (0, 1, 2, 3)
 

@@ -10,8 +10,8 @@ struct ArkPatches {
   static constexpr int bands = (TILE::tile[1] + DOWN - 1) / DOWN;
   static constexpr int groups = (TILE::tile[2] + ACROSS - 1) / ACROSS;
   static constexpr int in_band = groups * pairs, units = images * bands * in_band;
-  // A unit of a thread's work is a patch of two neighbouring channels. The number of units is
-  // rounded up, so that all threads take part in the last round too.
+  // A thread computes one unit at a time: a patch of results for two neighbouring channels. The
+  // number of units is rounded up, so that all threads take part in the last round too.
   static constexpr int units_up = (units + ARK_THREADS - 1) / ARK_THREADS * ARK_THREADS;
   // Rows and columns of the image that a patch reads, and those that all patches of a tile read.
   static constexpr int reach_down = (WINDOW::down - 1) * WINDOW::apart_down + 1;
@@ -89,11 +89,11 @@ ARK_DEVICE void ark_depthwise_pair(float (&to)[2], const ark_bf16* from) {
   to[0] = ark_bits_float(word << 16), to[1] = ark_bits_float(word & 0xffff0000u);
 }
 
-// Computes the task's tile, like ark_depthwise (depthwise.h). BYTES: bytes of scratch memory.
-// A thread computes two neighbouring channels: channel(c) loads their parameters once, and
-// finish(n, y, x, c, sums, loaded) gets them for each result. If a thread computes several patches
-// one after another, the image rows for the second half of its patches are copied while it computes
-// the first half.
+// Computes the task's tile, like ark_depthwise (depthwise.h). BYTES: bytes of scratch memory. A
+// thread computes two neighbouring channels. channel(c) loads the two channels' operands of the
+// expression once; finish(n, y, x, c, sums, loaded) gets these for each result. If a thread
+// computes several patches one after another, the image rows for the second half of its patches are
+// copied while it computes the first half.
 template <class WINDOW, class TILE, int DOWN, int ACROSS, int BYTES, typename T, class Weight,
           class Source, class Channel, class Finish>
 ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,

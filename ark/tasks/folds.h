@@ -49,8 +49,8 @@ struct ArkMinFold {
 };
 
 // Running moments of a set of elements: their number, their mean, and the sum of their squared
-// differences from the mean. PART: the number of elements of a complete part; only the mean and the
-// sum of a complete part are stored, in a 64-bit word.
+// differences from the mean. PART: the number of elements of a complete part of a row or column.
+// For a complete part only the mean and the sum of squares are stored, in a 64-bit word.
 template <int PART>
 struct ArkMoments {
   float count, mean, squares;

@@ -4,11 +4,11 @@
 // outputs.
 
 // Computes a task's tile of the result (images, rows, columns, output channels). A group has EACH
-// input channels and OUTPUTS output channels. FIRST: true if the weights of a channel's taps are
-// neighbours in memory, false if the weights of a tap's channels are. weight(k, c): the address of
-// the weights of PACK output channels from c on, for the channel and tap number k. source(n, y, x,
-// c): the address of VECTOR input channels of a pixel. finish(n, y, x, c, sums): stores a pixel's
-// results for PACK output channels.
+// input channels and OUTPUTS output channels. FIRST: true if the weights of all taps (elements of
+// the window) of one channel are neighbours in memory, false if the weights of all channels of one
+// tap are. weight(k, c): the address of the weights of PACK output channels from c on, where k
+// numbers the pairs of channel and tap. source(n, y, x, c): the address of VECTOR input channels of
+// a pixel. finish(n, y, x, c, sums): stores a pixel's results for PACK output channels.
 template <class WINDOW, class TILE, bool FIRST, int EACH, int OUTPUTS, int PACK, int VECTOR, int W,
           class Weight, class Source, class Finish>
 ARK_DEVICE void ark_grouped(ArkCtx&, const ArkTask& t, const Weight& weight, const Source& source,

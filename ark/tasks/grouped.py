@@ -4,11 +4,11 @@ channels last, without matrix units. Emitted by ark.lower.ops.windows.
 params: as those of ark.tasks.convolution; and channels_first, True if the input has channels first,
 as the few channels of a network's input.
 
-operands: weight (depth, outputs), input (n, height, width, channels), or (n, channels, height,
+operands: weight (depth, outputs), input (n, height, width, channels) or (n, channels, height,
 width), output (n, height, width, outputs), and the further inputs of the expression, which
-broadcast to the output. The depth is the elements of the window times the channels of a group; the
-channels are the inner dimension, or the outer one if the input has channels first. The outputs of a
-group are neighbours.
+broadcast to the output. The depth is the number of elements of the window times the channels of a
+group. The channels are the inner dimension of the depth, or the outer one if the input has channels
+first. The outputs of a group are neighbours.
 
 coord: the tile's first index of the output. Sums are in fp32.
 """

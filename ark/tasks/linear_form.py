@@ -79,8 +79,8 @@ def candidates(sig: Signature) -> tuple[int, ...]:
 
 def narrows(sig: Signature, machine: Machine) -> bool:
     """True if shared memory keeps the layer's input in the type of the weights (for example rounded
-    to bf16) instead of fp32. This applies only to kernel variants with communicating warps. The
-    layer must have a single input row, or a few rows that are not given as shares of ranks.
+    to bf16) instead of fp32. This applies only to kernel variants with communicating warps, and to
+    layers of a single input row, or of a few rows that are not given as shares of ranks.
     """
     params = sig.read(LinearParams)
     shares, rows = sig.operands[0].shape[0], sig.operands[2].shape[0]
@@ -137,8 +137,8 @@ def on_units(rows: int, weight: OperandType | Tensor, machine: Machine) -> bool:
 
 
 def codes_on_units(weight: OperandType | Tensor, machine: Machine) -> bool:
-    """True if matrix units can multiply by these quantised weights, which requires that all columns
-    multiplied at once share a scale.
+    """True if matrix units can multiply by these quantised weights. This requires that all columns
+    that are multiplied at once share a scale.
     """
     dtype = by_name(weight.dtype) if isinstance(weight, OperandType) else weight.dtype
     able = machine.variant.name == "block" and machine.has(Capability.ROWS_ON_UNITS)

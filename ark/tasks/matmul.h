@@ -27,9 +27,9 @@ constexpr int ark_matmul_lanes(int elements) {
   return lanes;
 }
 
-// Computes a lane's part of the sum over k of element (m, n) of the result: every LANES-th product
-// or, if V > 1, the products of every LANES-th pack of V elements that are neighbours in both
-// matrices.
+// Computes a lane's part of the sum over k of element (m, n) of the result. The products are
+// divided among LANES lanes. If V is 1, a lane has every LANES-th product. If V > 1, it has every
+// LANES-th pack of V products, whose elements are neighbours in both matrices.
 template <int LANES, int V, typename Sum, class A, class B>
 ARK_DEVICE Sum ark_lane_sum(int m, int n, int k0, int k1, const A& a, const B& b) {
   const int lane = ark_tid() % LANES;

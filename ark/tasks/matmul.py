@@ -4,29 +4,28 @@ Sums are accumulated in fp32, or in int32 for int8. Emitted by ark.lower.ops.mat
 operands: a, b, output. coord: batch indices in dimensions 0 and 1 of the output, first row, first
 column. params: transpose_a, transpose_b, tile (rows, columns), tf32, and further ones:
 
-expr: a tree of ark.tasks.expression over the sum (the tree's operand 0) and the operands after the
-output, which broadcast to it; its value is stored.
+expr: a tree of ark.tasks.expression, whose value is stored. Its operand 0 is the sum; the others
+are the operands after the output, which broadcast to it.
 
-gated: neighbouring columns of the product are a gate and the value that it scales; the output has
+gated: neighbouring columns of the product are a gate and the value that it scales. The output has
 half as many columns, silu(gate) * value. This needs a single matrix and excludes expr.
 
 heads, kv_heads, head_dim: the product's columns are queries, keys and values, which are rotated and
-stored as by rope_kv (ark.tasks.rotary). The output is then the queries; position, frequencies and
-the two caches follow it, to which the tile's rows are appended, and the page table and `fresh` if
-they are given. Rows of several sequences need one tile of all rows.
+stored as by rope_kv (ark.tasks.rotary). The output is then the queries. It is followed by position,
+frequencies, the two caches (to which the tile's rows are appended) and, if they are given, the page
+table and `fresh`. Rows of several sequences need one tile of all rows.
 
 rotary: the product's columns are heads of this width. The sums, or the values of expr, are rotated:
 pair i of a head consists of its elements i and i + width / 2. The last two operands are the cosines
-and sines, (rows, width / 2) each, of which a product's row reads the row of its number modulo
-`rows`.
+and sines, (rows, width / 2) each. Row m of the product uses their row m modulo `rows`.
 
 tasks, group: a task has several tiles. Tiles are numbered down `group` rows of tiles, then along
-the columns, then through the next rows and the next matrix; the task with coord (r,) has the tiles
+the columns, then through the next rows and the next matrix. The task with coord (r,) has the tiles
 r, r + tasks and so on, so that tasks which run at the same time read the same data.
 
-splits: k is split into this many parts (split-K). Each part gives a matrix of fp32 sums; the
-third-last dimension of the output counts the parts. A later op adds the matrices up. Parts begin at
-multiples of K_PART_ALIGNMENT_BYTES.
+splits: k is split into this many parts (split-K). Each part gives a matrix of fp32 sums, and a
+later op adds these matrices. The third-last dimension of the output counts the parts. Parts begin
+at multiples of K_PART_ALIGNMENT_BYTES.
 
 windows: one operand is the matrix of an input's windows (ark.tasks.matmul_windows).
 

@@ -1,10 +1,11 @@
 // Many products of small matrices, one per warp at a time. The warp copies both matrices to shared
 // memory as floats, and a lane computes R rows of C columns. Warps work independently.
 
-// Copies one matrix (LINES rows of a, or columns of b, with K elements each) to shared memory.
-// Element (line, k) is stored at line * ALONG_LINE + k * ALONG_K. at(line, k): its address in
-// memory. Packs of V neighbouring elements are along k if DEEP, otherwise along the lines. If
-// elements of a pack are neighbours in shared memory too, four are stored at a time.
+// Copies one matrix to shared memory: LINES lines of K elements. A line is a row of a or a column
+// of b. Element (line, k) is stored at line * ALONG_LINE + k * ALONG_K. at(line, k): its address in
+// memory. A thread loads packs (vectors) of V neighbouring elements, which are along k if DEEP,
+// otherwise along the lines. If elements of a pack are neighbours in shared memory too, four are
+// stored at a time.
 template <int LINES, int K, int ALONG_LINE, int ALONG_K, bool DEEP, int V, class At>
 ARK_DEVICE void ark_matmul_small_side(float* to, const At& at) {
   constexpr int PACKS = LINES * K / V;
