@@ -1,7 +1,8 @@
 // Totals of linear recurrences h[i] = factor[i] * h[i - 1] + term[i].
 
-// The function that some consecutive elements of a line apply to the value before them. The value
-// before a line is 0, so `term` is the value of the last element if the first one begins the line.
+// The function that a run of consecutive elements of a line applies to the value before the run.
+// The value before a line is 0. So for a run that begins the line, `term` is the value of its last
+// element.
 struct ArkLinear {
   float factor, term;
 };

@@ -1,10 +1,10 @@
 """The task kind `reduce`: sum, mean, max, min or prod over one dimension, or the sum of squared
 differences from the mean (squares). Emitted by ark.lower.ops.reductions.
 
-params: function (`moments` gives an int64 with the mean and the sum of squares of a part of the
-elements, `squares` also reads those of all parts), axis (of 4, or of all if there are more), count
-(the elements of a mean), tile (4 sizes of the output, 1 along the axis; more dimensions are folded,
-ark.ir.fold), term (an expression of ark.tasks.expression over the inputs; its values are reduced).
+params: function, axis (of 4 dimensions, or of all if there are more), count (the elements of a
+mean), tile (4 sizes of the output, 1 along the axis; more are folded, ark.ir.fold), term (an
+expression of ark.tasks.expression, whose values are reduced). `moments` gives an int64 with mean
+and sum of squares of a part of the elements; `squares` also reads the moments of all parts.
 
 operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
 the axis, which broadcast to the output, then the output.

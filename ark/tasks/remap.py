@@ -4,11 +4,12 @@ index tensor. Emitted by ark.lower.ops.indexing and ark.lower.ops.lookup.
 `remap` params: rules (one per dimension of the input: terms [output dimension, factor]..., add,
 divide, edge), fill, tile.
 
-operands: input, output. The input's index is the sum of the terms and `add`, divided by `divide`
-(rounded down). `edge` says which element is used if that is outside of the input: `fill` ("fill";
-with "exact" also if the division has a remainder), the nearest element ("edge"), the reflection
-without repeating the edge ("reflect"), or the index modulo the size ("wrap"). The ops pad, steps,
-flip, repetition, resizing to the nearest element and windows of convolutions use it.
+operands: input, output. For each dimension, the input's index is the sum of the terms and `add`,
+divided by `divide` (rounded down). If this index is outside of the input, `edge` selects the
+element: `fill` ("fill"; with "exact" also if the division has a remainder), the nearest element
+("edge"), the reflection without repeating the edge ("reflect"), or the index modulo the size
+("wrap"). The ops pad, steps, flip, repetition, resizing to the nearest element and windows of
+convolutions use this kind.
 
 `gather` params: axis, elements, from_end, tile.
 

@@ -1,9 +1,9 @@
 // Rotary embedding of a projection's columns. rotary.py describes operands and tasks.
 
 // The destinations of the columns of a query-key-value projection. Queries are stored in the
-// output. Keys and values are stored in the caches and, if the operand `fresh` is given, also
-// there, for tasks that read them in the same iteration. SEQUENCES: 1, or the number of rows if
-// each row has its own position and its own heads of the caches.
+// output. Keys and values are stored in the caches and, if the operand `fresh` is given, also in
+// `fresh`, for tasks that read them in the same iteration. SEQUENCES: the number of rows if each
+// row has its own position and its own heads of the caches, otherwise 1.
 template <int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int SEQUENCES, class O, class P, class F,
           class K, class V, class N>
 struct ArkRope {

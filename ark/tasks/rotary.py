@@ -11,11 +11,11 @@ operands: x (m, (heads + 2 kv_heads) * head_dim), output q (m, heads * head_dim)
 frequencies, key cache and value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads *
 head_dim): a copy of the new keys and values, for readers in the same iteration].
 
-coord: first and last+1 column of x, for all rows, because rows share the cache. With m positions
-    each row belongs to a sequence of its own, and the caches are (m * kv_heads, context, head_dim).
-    Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim). The page table
-    (sequences, most) follows them as an operand, then `fresh`, which is allowed if no row reads
-    keys that another row appends.
+coord: first and last+1 column of x, for all rows, because rows share the cache. If there are m
+    positions, each row belongs to a sequence of its own, and the caches are (m * kv_heads,
+    context, head_dim). Caches in pages (ark.tasks.paged) are (pool, kv_heads, page, head_dim). The
+    page table (sequences, most) follows them as an operand, then `fresh`. With pages, `fresh` is
+    allowed only if no row reads keys that another row appends.
 
 `rotary_embedding` params: head_dim, interleaved (True if a pair is two neighbours, otherwise an
 element of a head's first half and the corresponding one of the second half).

@@ -161,10 +161,10 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
 // row_norm_claimed.h has a type with the same functions that claims rounds at run time by an atomic
 // counter. A round is identified by the number of its first row.
 //
-// All threads call the three functions in each round. `ask`, at the beginning of the round, claims
-// a later round in the claiming type, and does nothing here. `tell`, after the sums of the round's
-// first row, gives the claimed number to the other threads. `told`, at the end of the round,
-// returns the round after the next one. Its argument `next` is the number of the next round.
+// All threads call the three functions in each round. `ask` is called at the beginning of the
+// round; in row_norm_claimed.h it claims a later round. `tell` is called after the sums of the
+// round's first row, and gives the claimed number to the other threads. `told` is called at the end
+// of the round with the number of the next round, and returns the number of the round after that.
 struct ArkRounds {
   int first, step;
   ARK_DEVICE void ask(ArkRounds&) {}
@@ -173,9 +173,9 @@ struct ArkRounds {
 };
 
 // Computes OP (softmax or a norm) of rows of K elements, which are kept in registers. A row is
-// processed by TEAM warps or, if PART is less than a warp, by PART lanes. A thread has E packs of V
-// elements of a row, and processes R rows while it loads the next R rows. in(row), out(row): the
-// addresses of rows.
+// processed by TEAM warps or, if PART is less than a warp, by PART lanes. A thread has E packs
+// (vectors) of V elements of a row. It processes R rows while it loads the next R rows. in(row),
+// out(row): the addresses of rows.
 template <class OP, int K, int V, int E, int R, int TEAM, int PART = ARK_LANES, class In, class Out,
           class Weight, class Rounds>
 ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, int rows, float eps,

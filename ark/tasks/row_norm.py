@@ -7,9 +7,9 @@ params: function, eps, rows (rows of dimension 2 per task), dealt (a task has al
 operands: input, [weight, [bias]], output; only layernorm has a bias. A rounded_rmsnorm rounds to
 the output's type before it multiplies by the weight.
 
-coord: first index of dimensions 0 to 2. A row that fits is held in registers by a warp or the
-block, a longer one in shared memory, and one that does not fit there is read again. row_norm.h has
-the device side.
+coord: first index of dimensions 0 to 2. If possible, a warp or the block holds a row in registers.
+A longer row is held in shared memory, and a row that does not fit there is read several times.
+row_norm.h has the device code.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ Emitted by ark.lower.ops.scans.
 
 params: axis (of the operands' own dimensions), function, exclusive, reverse, tile.
 
-operands: input, [start], output. Input and output have one shape; start has size 1 along the axis
-and the type in which totals are computed, and precedes the elements of its line. With the function
-`linear` the operands are factors, terms and output, of one shape: output[i] = factors[i] *
-output[i - 1] + terms[i]. A total is then the function that a part of a line applies to the value
-before it (ArkLinear).
+operands: input, [start], output. Input and output have one shape. `start` has size 1 along the axis
+and the type in which totals are computed; its element is joined before the elements of its line.
+With the function `linear` the operands are factors, terms and output, of one shape: output[i] =
+factors[i] * output[i - 1] + terms[i]. The total of a part of a line is then a function: the one
+that the part applies to the value before it (ArkLinear).
 
 coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
 folded).

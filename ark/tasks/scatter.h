@@ -76,10 +76,10 @@ ARK_DEVICE void ark_each_update_found(ArkCtx& c, int first, int last, const Id& 
   }
 }
 
-// Applies U updates of one line, in order; all their loads are in flight at once. Update n[u] is
-// joined with the element at index k[u]. If k[u] is negative, it is skipped; k[0] is never
-// negative. more(n): the value of update n. now(k): the element at index k. store(k, v): stores
-// join(now(k), more(n)).
+// Applies U updates of one line, in order. All their loads are in flight at once. Update number
+// n[u] is joined with the element at index k[u]. If k[u] is negative, update u is skipped; k[0] is
+// never negative. more(n): the value of update n. now(k): the element at index k. store(k, v):
+// stores the joined value.
 template <typename T, int U, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_few(const int (&k)[U], const int (&n)[U], const More& more,
                               const Now& now, const Join& join, const Store& store) {
@@ -145,9 +145,9 @@ ARK_DEVICE void ark_apply_line(ArkCtx& c, const Id& id, const More& more, const 
 }
 
 // Applies the updates that a round has found to all lines of a tile. Updates are divided among
-// warps by their index k: warp k % ARK_WARPS applies them, to all lines of the tile. more(n, i),
-// now(k, i) and store(k, v, i) also have the four indices in the tile. listed: shared memory for
-// ark_round_updates + ARK_WARPS integers.
+// warps by their index k: warp k % ARK_WARPS applies them, to all lines of the tile. more, now and
+// store are those of ark_apply_few, with the element's four indices i in the tile as a further
+// argument. listed: shared memory for ark_round_updates + ARK_WARPS integers.
 template <typename T, class TILE, class More, class Now, class Join, class Store>
 ARK_DEVICE void ark_apply_updates_by_place(const ark_i32* coord, const ArkUpdates& updates,
                                            char* listed, const More& more, const Now& now,

@@ -4,11 +4,11 @@ ark.lower.ops.lookup.
 `scatter` params: axis, function ("set", or the function that combines an update with the old
 element), tile, span (indices along the axis that a task writes).
 
-operands: indices, updates (of the shape of indices, which may have size 1 in the last dimension and
-broadcast), [data], output, of the updates' shape except along the axis. With data the output is
-data with the updates applied; without it the output is updated in place. Along a line updates are
-applied in order, so that results have the same bits in every run. Negative indices count from the
-end. An index out of range ends the launch.
+operands: indices, updates, [data], output. The updates have the shape of the indices, except that
+indices of size 1 in the last dimension broadcast. The output has the updates' shape except along
+the axis. With `data` the output is data with the updates applied; without it the output is updated
+in place. The updates of a line are applied in order, so that results have the same bits in every
+run. Negative indices count from the end. An index out of range ends the launch.
 
 coord: the tile's first index in the shape with size 1 along the axis (four dimensions; more are
 folded), and the first index of its span. There are several spans only if all lines have the same

@@ -14,8 +14,8 @@ ARK_DEVICE bool ark_ended(S settings, P position, T tokens, E stop_tokens) {
   return found;
 }
 
-// The best candidates for a sequence's next token that one lane loads. They are loaded together
-// with the other data that a task reads first.
+// The best candidates for a sequence's next token: the part that one lane loads. They are loaded
+// together with the other data that a task reads first, so that all loads are in flight at once.
 template <int TILES>
 struct ArkCandidates {
   static constexpr int EACH = (TILES + ARK_LANES - 1) / ARK_LANES;

@@ -1,10 +1,11 @@
 // How a matrix product's tiles are assigned to tasks, and the types that the device functions of
 // all backends use for a tile.
 
-// Divides tiles of ROWS by COLUMNS elements among TASKS tasks (0: each task has the one tile at its
-// coordinates). A matrix has DOWN by ACROSS tiles. Tiles are numbered down a band of GROUP rows of
-// tiles, then along the columns, then band by band and matrix by matrix. There are COUNT matrices
-// in two batch dimensions; INNER is the size of the inner one. A task has every TASKS-th tile.
+// Divides tiles of ROWS by COLUMNS elements among TASKS tasks; a task has every TASKS-th tile. If
+// TASKS is 0, each task has the one tile at its coordinates. A matrix has DOWN by ACROSS tiles.
+// Tiles are numbered down a band of GROUP rows of tiles, then along the columns, then band by band
+// and matrix by matrix. There are COUNT matrices in two batch dimensions; INNER is the size of the
+// inner one.
 template <int TASKS, int COUNT, int INNER, int DOWN, int ACROSS, int GROUP, int ROWS, int COLUMNS>
 struct ArkDeal {
   static constexpr bool several = TASKS > 0;
@@ -51,9 +52,8 @@ struct ArkSide {
   bool wide;        // true if each eight elements along k are contiguous and 16-byte aligned
 };
 
-// The part of an input with ROWS rows that begins at row `first`, for a tile of TILE rows. EVEN:
-// true if every eighth element of a row is aligned to 16 bytes whenever the first element of the
-// matrix is.
+// The ROWS rows of an input that a tile of TILE rows reads, from row `first` on. EVEN: true if
+// every eighth element of a row is aligned to 16 bytes whenever the first element of the matrix is.
 template <int TILE, int ROWS, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool EVEN,
           typename T>
 ARK_DEVICE ArkSide<T> ark_side(const T* matrix, int first) {

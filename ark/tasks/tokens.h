@@ -67,9 +67,9 @@ ARK_DEVICE void ark_embedding_packs(ArkCtx& c, const ArkTask& t, I ids, T table,
   }
 }
 
-// The token id to which a logit belongs. SHARED: each rank has computed a share of the logits and
-// has its own share first; the other shares follow in cyclic order. Then the token id of the first
-// logit differs between ranks and is read from the task's record.
+// The token id to which a logit belongs. With SHARED, each rank has computed a share of the logits.
+// A rank's own share comes first in its memory, and the other shares follow in cyclic order. Then
+// the first logit's token id differs between ranks and is read from the task's record.
 template <int VOCABULARY, bool SHARED>
 ARK_DEVICE int ark_token_of(const ArkTask& t, int logit) {
   if constexpr (!SHARED) return logit;

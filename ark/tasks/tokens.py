@@ -1,15 +1,16 @@
 """The token loop on the device: embedding look-up and sampling.
 
-`embedding` params: columns (per task), rows, dynamic. operands: ids, table, output; with dynamic
-also the position, to which row numbers are relative, and optionally a second output of another
-type. coord: first row, first column.
+`embedding` params: columns (per task), rows, dynamic. operands: ids, table, output. With `dynamic`
+the position follows, which is added to row numbers. A second output, of another type, may follow
+the position. coord: first row, first column.
 
-`sample` params: tiles, shares, first: the logits are this many equal shares of ranks; share number
-`first` comes first and the others follow cyclically. operands: logits (1, vocab), settings,
-position, candidates. coord: tile. Each tile finds its largest logit. With a temperature, it finds
-its largest logit / temperature + Gumbel noise instead; the token with the maximum over all tiles is
-a sample of the softmax (Gumbel 1954). The noise is a hash of key, position and token, so every
-backend draws the same token.
+`sample` params: tiles, shares, first. The logits are divided into `shares` equal shares, one per
+rank. In memory share number `first` comes first, and the others follow cyclically. operands: logits
+(1, vocab), settings, position, candidates. coord: tile. Each tile finds its best candidate for the
+next token. With temperature 0 this is the token with the largest logit. Otherwise it is the token
+with the largest logit / temperature + Gumbel noise; the best one of all tiles is then a sample of
+the softmax (Gumbel 1954). The noise is a hash of key, position and token, so every backend draws
+the same token.
 
 `choose` takes the best candidate of all tiles (for top-k it finds the k-th largest logit by
 bisection over the ordered bits, and searches again), appends the token, passes it to the host,
@@ -216,8 +217,8 @@ class SampleParams(Params, frozen=True):
 
 
 def _turned(params: Mapping[str, Any], by: int) -> Mapping[str, Any]:
-    """The op's parameters on the rank that is `by` ranks after this one. They differ in the share
-    of the logits that comes first.
+    """The op's parameters on the rank that is `by` ranks after this one. There another share of the
+    logits comes first.
     """
     given = SampleParams.from_plan(params)
     return replace(given, first=(given.first + by) % given.shares).to_plan()

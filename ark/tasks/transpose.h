@@ -67,10 +67,10 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
 }
 
 // Transposes squares by one thread. It copies a strip of a square, as wide as a cache line, to a
-// separate buffer and from there to the target. The distance between the source's rows is often a
-// power of two, so that all of them map to the same sets of the cache; through the buffer each
-// cache line is read once. A backend that transposes blocks of 16 bytes by as many rows in
-// registers defines ARK_HAS_BLOCKS.
+// separate buffer and from there to the target. The reason: the distance between the source's rows
+// is often a power of two, so that all of them map to the same sets of the cache. Through the
+// buffer each cache line is read only once. A backend that can transpose blocks of 16 bytes by as
+// many rows in registers defines ARK_HAS_BLOCKS.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {
@@ -136,9 +136,9 @@ ARK_DEVICE void ark_transpose_rows(const ArkTask& t, ark_i64 to_row, const From&
     }
   }
 }
-// The reverse of ark_transpose_rows: whole rows of the result, of ROW elements each, are contiguous
-// in memory. Their elements come from ROW rows of the source. A thread loads ROW packs of V
-// elements, and stores V rows as ROW packs.
+// Like ark_transpose_rows, but for whole rows of the result: ROW elements each, contiguous in
+// memory. Their elements come from ROW rows of the source. A thread loads ROW packs of V elements,
+// and stores them as V rows of the result.
 template <class TILE, int ROW, int V, typename T, class From, class To>
 ARK_DEVICE void ark_transpose_columns(const ArkTask& t, ark_i64 from_row, const From& from,
                                       const To& to) {
