@@ -31,7 +31,9 @@ FEW_ROWS, ROOMY_WARPS = 4, 12
 # ring, bytes of a slot, and copies in flight. Slots have 18 KB, or 9 KB so that one warp has fewer
 # rows to multiply per slot. With ten warps in a block, a thread has 168 registers.
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
-ROW_SLICE = 32  # registers for a row's slice, of the 96 of a thread in 17 warps
+# Elements of an input row that a thread keeps in registers. A thread has 96 registers if the block
+# has 17 warps.
+ROW_SLICE = 32
 # Bytes of shared memory that the planner may not use. They hold the loop's task records and the
 # static variables, which lie before `ark_shared` (its address is a multiple of 1024).
 RESERVED = 1024 + LOOP_BYTES

@@ -8,8 +8,9 @@ static_assert(ARK_STAGE_BYTES % 128 == 0, "slots are 128-byte aligned");
 static_assert(!ARK_STREAM_CUTS || ARK_STAGE_BYTES % ARK_SHARED_ALIGNMENT == 0, "boxes' slots");
 
 // The L2 eviction priority of streamed operands, as a createpolicy word. If the operands of an
-// iteration are larger than any L2, none of their lines is still in L2 when it is read again. They
-// then get evict_first, which leaves room for activations. Otherwise they get evict_normal.
+// iteration are larger than the L2 of any GPU, none of their lines is still in L2 when it is read
+// again. They then get evict_first, which leaves room for activations. Otherwise they get
+// evict_normal.
 constexpr ark_u64 ARK_STREAM_POLICY =
     ARK_STREAM_MIB > 64 ? 0x12f0000000000000ull : 0x1000000000000000ull;
 
@@ -20,9 +21,8 @@ struct ArkRing {
   // 1 + the number of the latest iteration that may begin. Accessed by atomics, because the
   // sanitizer's racecheck recognises only these.
   ark_u32 begun;
-  // Additional stages of growing fetches (KV caches). A task's stage numbers count such a fetch as
-  // one stage, and this word counts the further stages of the iteration so far. Each warp has a
-  // word, which no other warp accesses.
+  // The additional stages of growing fetches (KV caches) in this iteration so far. A task's stage
+  // numbers count such a fetch as one stage. Each warp has a word, which no other warp accesses.
   ark_u32 grown[ARK_WARPS];
 };
 
@@ -52,9 +52,9 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// The offset between two numberings of stages: the number of a task's stage plus this offset is the
-// stage's number since the launch. A task's stage numbers (fetch_begin) count each growing fetch as
-// one stage.
+// The offset from a task's stage numbers to stage numbers since the launch. A task's stage numbers
+// (fetch_begin) count each growing fetch as one stage, so the additional stages of these fetches
+// are part of the offset.
 ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
   return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
 }

@@ -1,11 +1,12 @@
 // The loop of the variant `roles` (docs/loop-kernel.md), which is used for decoding. One warp of a
 // block, the lead warp, communicates: it waits for counters and signals them. The computing warps
-// begin each task by a handshake with the lead warp through two mbarriers. There is no barrier of
-// the whole block between tasks. The lead warp waits until all computing warps have ended a task.
-// It opens the next task when the first packet of that task's input has arrived. One lane polls for
-// the packet, and only after this processor has ended all earlier tasks. Meanwhile the lead warp
-// loads task records. Only the lead warp decides to leave the loop, so no warp waits at a barrier
-// for warps that have left.
+// begin and end each task by a handshake with the lead warp, through two mbarriers. There is no
+// barrier of the whole block between tasks.
+//
+// The lead warp waits until all computing warps have ended a task. It opens the next task when the
+// first packet of that task's input has arrived. One lane polls for the packet, and only after this
+// processor has ended all earlier tasks. Meanwhile the lead warp loads task records. Only the lead
+// warp decides to leave the loop, so no warp waits at a barrier for warps that have left.
 
 #define ARK_HAS_HANDSHAKE 1
 #define ARK_HAS_LATER 1
@@ -137,10 +138,10 @@ ARK_DEVICE bool ark_close_handshake(const ArkCtx& c, ark_u32& count) {
 }
 
 // Loads this thread's N pairs of elements. Pair i is loaded from at(i) if there(i) is true, and is
-// zero otherwise. Packets are loaded all at once, 16 bytes per load, and late packets are loaded
-// again. A null pointer is not used to mark a missing pair, because NVRTC 13.0 then loaded from it
-// on an H100. All lanes of a warp leave the loop at the same time: lanes that left it separately
-// did not converge at the end of the next loop.
+// zero otherwise. (NVRTC 13.0 loaded from a null pointer that marked a missing pair, on an H100, so
+// `there` marks it.) Packets are loaded all at once, 16 bytes per load, and late packets are loaded
+// again. All lanes of a warp leave the loop at the same time: lanes that left it separately did not
+// converge at the end of the next loop.
 template <int N, typename There, typename At>
 ARK_DEVICE void ark_load_pairs(ArkCtx& c, const ark_u64*, const There& there, const At& at,
                                float (&v)[2 * N], bool system) {

@@ -1,11 +1,14 @@
 // The operand stream on GPUs with bulk copies (sm_90 and later). The loading warp, which runs
 // beside the computing warps, walks this processor's fetch list across tasks and iterations. It
-// copies one stage of operands after another to a ring of slots in shared memory. The number of
-// copies in flight is limited separately from the number of slots. A packet or an activation that a
-// task waits for queues behind the copies in flight, so few copies are in flight. A ring with many
-// slots fills while tasks wait. A slot is freed by one computing warp or by all of them, and a task
-// ends with a barrier. So neither the loading warp nor the computing warps are ever more than one
-// phase of a slot's barriers ahead of the other.
+// copies one stage of operands after another to a ring of slots in shared memory.
+//
+// The ring has many slots, so that it fills while tasks wait. But few copies are in flight at once,
+// because a packet or an activation that a task waits for queues behind them. So the number of
+// copies in flight has its own limit.
+//
+// A slot is freed by one computing warp or by all of them, and a task ends with a barrier. So
+// neither the loading warp nor the computing warps are ever more than one phase of a slot's
+// barriers ahead of the other.
 
 // While the ring is full, the next weights are prefetched to L2, so that memory does not idle while
 // processors wait for each other. The number of prefetched stages is limited; each stage that moves
@@ -91,9 +94,9 @@ ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark
   return ark_slot_free(at, slot, round);
 }
 
-// The number of copies in flight is low while warps may wait for other processors, because packets
-// from these processors queue behind the copies. One more copy is in flight while warps wait for
-// stages, that is, while the ring is almost empty.
+// The number of copies in flight is low, because packets from other processors, which warps may
+// wait for, queue behind the copies. One more copy is in flight while the ring is almost empty,
+// because warps then wait for stages.
 
 // The ring counts as almost empty when at most this many stages were issued and are not yet used.
 // On a GPU with faster memory, stages arrive in less time than warps take to use them, so the
