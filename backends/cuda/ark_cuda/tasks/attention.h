@@ -129,9 +129,9 @@ ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power
 
 // Computes attention of one query row over one split of the positions of a contiguous cache. Task
 // coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes per
-// lane. Each of W warps keeps a running softmax of its rows. A lane loads U rows at a time. For
-// these U rows there is one update of the maximum and one reduction over the lanes. Exponentials
-// use base 2. Returns false if a wait has failed or the launch was aborted; the processor must then
+// lane, and loads U rows at a time. For these U rows there is one update of the maximum and one
+// reduction over the lanes. Each of W warps keeps a running softmax of its rows. Exponentials use
+// base 2. Returns false if a wait has failed or the launch was aborted; the processor must then
 // leave the loop.
 template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
           class P, class O, class F>
@@ -151,8 +151,8 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < CONTEXT ? seen : CONTEXT;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are in the operand `fresh`. If another task's split has that
-  // position: a number larger than all positions.
+  // The position whose key and value are in the operand `fresh`, if it belongs to this task's
+  // split. Otherwise a number larger than all positions.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;

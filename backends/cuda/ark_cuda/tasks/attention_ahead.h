@@ -1,8 +1,9 @@
-// Attention of tiles of queries on mma.sync, if all keys of a tile are one block. A crew is the
-// warps that compute one tile (attention_units.h also describes slots and strips). A crew starts
-// the copies of its next tile's queries, keys and values before it computes the current tile, so
-// that it seldom waits for copies. Of a crew's four slots, two hold the current strip's keys and
-// values, and two are filled for the next strip.
+// Attention of tiles of queries on mma.sync, if one block contains all keys of a tile. A crew is
+// the group of warps that compute one tile; a strip is the part of a tile that a crew computes at
+// once (attention_units.h). A crew has four slots, each for a block of keys or values. Two slots
+// hold the current strip's keys and values. Before the crew computes the strip, it starts to copy
+// the next strip's queries, and its keys and values to the other two slots. So it seldom waits for
+// copies.
 
 // Starts the copies of a strip's queries to shared memory, and of its keys and values to the slots
 // at `slots`.

@@ -1,7 +1,7 @@
 // Attention of one row in the variant `matrix`: the loading thread copies keys and values of older
 // positions to the slots of the ring while earlier tasks still run. A slot always belongs to the
-// same warp, or to the same few warps, which share the stages in it. So each warp waits for all
-// stages of its slots in order. ark/tasks/attention.py describes the task and its accesses,
+// same warp, or to the same few warps, which share the stages in it. So a warp waits for all stages
+// of its own slots, one after another. ark/tasks/attention.py describes the task and its accesses,
 // attention_staged.h the steps.
 
 // Called by the loading thread: copies a stage, which has `count` rows of keys and the same rows of

@@ -22,8 +22,8 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int count = seen < 0 ? 0 : seen < ROOM ? seen : ROOM;
   const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
   const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  // The position whose key and value are in the operand `fresh`. If another task's split has that
-  // position: a number larger than all positions.
+  // The position whose key and value are in the operand `fresh`, if it belongs to this task's
+  // split. Otherwise a number larger than all positions.
   const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* some_keys = keys.p;

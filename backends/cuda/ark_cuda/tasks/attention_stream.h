@@ -35,9 +35,9 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.own[ark_warp()], r);
     // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
     if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    // A slot of the ring is free after as many releases as there are computing warps. Each of the
-    // warps that share the stage releases it once. The first of them also releases it in place of
-    // all other computing warps.
+    // A slot of the ring is free after as many releases as there are computing warps. Each warp
+    // that shares the stage releases the slot once. The first of them adds the releases of all
+    // computing warps that do not share it.
     const int left = units - j * SHARERS, sharers = left < SHARERS ? left : SHARERS;
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);
@@ -70,9 +70,9 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp()];
-  // If each warp can have a whole stage, this takes less time than sharing stages in several
-  // rounds. Conditions: one task computes the whole head, and a warp's shared memory holds the
-  // exponentials of all positions of a stage.
+  // It takes less time if each warp has whole stages than if several warps share stages in several
+  // rounds. This requires that one task computes the whole head, and that a warp's shared memory
+  // holds the exponentials of all positions of a stage.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;
   if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {

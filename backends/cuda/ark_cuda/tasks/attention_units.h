@@ -1,11 +1,16 @@
-// Attention of tiles of queries on mma.sync (FlashAttention-2, Dao 2023). Warps are organised as
-// follows. A slab is 16 rows of queries. One warp, or a team of several warps, computes a slab,
-// with scores and sums in registers. The warps of all slabs of a tile form a group. If a tile needs
-// fewer warps than the block has, there are several groups. The groups take blocks of keys
-// round-robin, run independently, and combine their results at the end. A group copies its blocks
-// of keys and values one after another to a ring of slots in shared memory. All groups of a tile
-// form a crew. If all keys of a tile are one block, there may be several crews, each of one group.
-// Crews take the task's tiles round-robin and do not wait for each other.
+// Attention of tiles of queries on mma.sync (FlashAttention-2, Dao 2023). The warps of a block are
+// organised in slabs, teams, groups and crews:
+//
+// - A slab is 16 rows of queries. One warp, or a team of several warps, computes a slab, with
+//   scores and sums in registers.
+// - The warps of all slabs of a tile form a group. If a tile needs fewer warps than the block has,
+//   there are several groups. The groups take blocks of keys round-robin, run independently, and
+//   combine their results at the end. A group copies its blocks of keys and values one after
+//   another to a ring of slots in shared memory.
+// - All groups of a tile form a crew. If all keys of a tile are one block, there may be several
+//   crews, each of one group. Crews take the task's tiles round-robin and do not wait for each
+//   other.
+//
 // ark/tasks/attention_tiles.py describes the task.
 
 // The sizes of the data in shared memory, in bytes unless they are counts. D: elements of a head. A
@@ -124,7 +129,7 @@ ARK_DEVICE ark_u32 ark_attention_lane(int lane) {
   return ark_attention_piece<PITCH>(lane % 8 + 8 * (ROWS_FIRST ? low : high),
                                     ROWS_FIRST ? high : low);
 }
-// An address from ark_attention_lane, moved right by 16 * `step` columns.
+// The address that is 16 * `step` columns to the right of `at`, an address from ark_attention_lane.
 ARK_DEVICE ark_u32 ark_attention_step(ark_u32 at, int step) {
   return (at ^ (step & 3) << 5) + (step >> 2 << 7);
 }
