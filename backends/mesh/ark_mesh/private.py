@@ -95,8 +95,8 @@ class Cores:
         return built
 
     def bounds(self) -> np.ndarray:
-        """For each phase, core and superstep, the number of the first task. The last entry of each
-        row is the number of the core's last task + 1.
+        """For each phase and core, a row with the number of the first task of each superstep. The
+        last entry of a row is the number of the core's last task + 1.
         """
         rows: list[np.ndarray] = []
         begun = [0] * len(self._places)

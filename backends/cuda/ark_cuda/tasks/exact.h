@@ -1,15 +1,15 @@
 // A tile of an fp32 matrix product in full fp32 precision, by ordinary FMA instructions.
 // Asynchronous copies bring both operands to shared memory, several stages of k ahead. In shared
 // memory, elements of equal k are neighbours, so that a thread reads its operands in vectors of
-// four. A thread computes a block of TM rows by 8 columns, in groups of four columns. If a tile has
-// fewer blocks than there are threads, several threads (slices) compute the same block over
-// different k: slice s takes every SLICES-th k of a stage. The slices' sums are added up in a fixed
-// order, as a tree.
+// four. A thread computes a block of TM rows by 8 columns of the tile, in groups of four columns.
+// If a tile has fewer blocks than there are threads, several threads compute the same block. Each
+// of them computes a slice: slice s takes every SLICES-th k of a stage. The slices' sums are added
+// up in a fixed order, as a tree.
 
 // One operand of a tile's product. It has HIGH rows (for b: columns) in shared memory, of which
 // `rows` exist in the matrix (all of them if WHOLE). Element (row, k) is at at[row * ROW_STRIDE + k
-// * K_STRIDE]. ALONG: false if memory is contiguous along rows. True if it is contiguous along k,
-// or in neither direction.
+// * K_STRIDE]. ALONG: false if neighbouring rows are contiguous in memory. True if neighbouring k
+// are, or neither.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE>
 struct ArkExactSide {
   static constexpr int depth = DEPTH, PITCH = HIGH + 4;

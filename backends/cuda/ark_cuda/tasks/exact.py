@@ -29,7 +29,9 @@ EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at once
 # computes, so that their sums fit in registers.
 MOST_PART = {1: 2048, 3: 1024}
 UNIT_DEPTHS = (64, 32, 16)  # elements along k in a stage on matrix units
-MOST_BEYOND = 1.125  # most elements of all stages, relative to the shortest stages
+# Stages of a depth are used if they cover k with at most this many times the elements along k that
+# stages of the smallest depth would cover.
+MOST_BEYOND = 1.125
 LEAST_STAGES, MOST_STAGES = 4, 8  # number of stages, if shared memory suffices
 
 

@@ -28,8 +28,8 @@ ARK_DEVICE void ark_hold_two(ArkWords<T, 2>& to, const T* p) {
 }
 
 // Hides from the compiler that cosines and sines do not change from head to head. Otherwise the
-// compiler converts them once for all heads of a tile, to twice as many registers, and spills
-// others. q: the head's first column, a small number.
+// compiler would convert them once for all heads of a tile, which takes twice as many registers,
+// and would spill other values. q: the head's first column, a small number.
 template <typename T>
 ARK_DEVICE void ark_hide(ArkPack<T, 2>&, ark_u32) {}
 template <typename T>

@@ -1,8 +1,8 @@
 // A linear layer of one input row, in which all warps of a block share each row of weights. Warp w
-// of W holds elements w K / W to (w + 1) K / W - 1 of the input in registers (its slice) and
-// multiplies this slice of every row of a stage. So each thread waits only for the input that it
-// uses, and a stage takes 1 / W of the time of a single warp. The slices' sums are combined through
-// shared memory, once for many rows.
+// of W holds elements w K / W to (w + 1) K / W - 1 of the input (its slice) in registers. It
+// multiplies this slice by the same elements of every row of weights. So each thread waits only for
+// the input that it uses, and a stage takes 1 / W of the time of a single warp. The sums of all
+// slices are combined through shared memory, once for many rows.
 
 // The position in the input of element i that a thread holds. Threads have vectors of E elements.
 // The vectors of a warp are contiguous.

@@ -3,7 +3,8 @@
 
 // The layout of a lane's sums (see ArkRowsTile) for two input rows, PITCH elements apart, and four
 // rows of weights. Each input row uses four of the tile's columns. Lanes whose numbers differ only
-// in bits 0, 2 and 3 have the same sums; the lowest of them stores.
+// in bits 0, 2 and 3 have the same sums. Of these lanes, the one with the lowest number stores
+// them.
 struct ArkUnitsTile {
   static constexpr int COLUMNS = 1, ALL = 2;
   static constexpr int FIRST_ROW = 16, LAST_ROW = 32;

@@ -1,7 +1,7 @@
 // A linear layer of one or few input rows on matrix units, for stages that hold whole rows of
-// weights. Scalar instructions convert and multiply elements one after another. Matrix units
-// multiply many elements per instruction. So when several stages arrive at once they are processed
-// sooner, and the loading warp waits less for free slots of the ring.
+// weights. Matrix units multiply many elements per instruction, while scalar instructions convert
+// and multiply one element after another. So if several stages arrive at once, matrix units process
+// them sooner, and the loading warp waits less for free slots of the ring.
 
 // Products of R rows of K weights with x (one or a few input rows) on matrix units (m16n8k16). They
 // take a tenth of the instructions of ark_stage_dots. Weights and x are in shared memory.

@@ -1,9 +1,9 @@
 // A tile of a matrix product on tensor cores (mma.sync m16n8k16, fp32 sums). The warps divide the
 // tile's columns. They also divide each chunk of k: a warp has 32 elements along k. Rows of a are
-// converted and go through shared memory. Rows of b are loaded directly to registers, eight
-// elements per lane. The elements of k may be assigned to the instruction's k indices in any way
-// that is the same for a and b. Lane l has elements 8 (l % 4) to 8 (l % 4) + 7, so that its loads
-// have 16 bytes.
+// converted and go through shared memory. Elements of b are loaded directly to registers, eight
+// elements per lane. Lane l has elements 8 (l % 4) to 8 (l % 4) + 7 along k, so that a load has 16
+// bytes. This is possible because elements of k may be assigned to the instruction's k indices in
+// any way that is the same for a and b.
 
 ARK_DEVICE ark_u32 ark_pack(ark_u32 low, ark_u32 high) { return low | high << 16; }
 

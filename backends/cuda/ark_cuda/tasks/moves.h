@@ -79,8 +79,8 @@ template <typename T, typename JOIN, int UNIT, int DIVIDE, int SHARES, int OUTPU
 ARK_DEVICE void ark_move(const ArkTask& t, bool aligned, const ArkMoved<T, SHARES, OUTPUTS>& at) {
   constexpr int BATCH = SHARES < 4 ? 4 / SHARES : 1, MANY = 16 / sizeof(T);
   constexpr int STEP = ARK_MOVE_THREADS * MANY;
-  // The number of outputs that are in peers' memory. A copy has one output, on a peer. Of a sum's
-  // outputs, the first is on this rank.
+  // The number of outputs that are in peers' memory. A copy (one share) has one output, which is on
+  // a peer. A sum's first output is on this rank, and all others are on peers.
   constexpr ark_u32 FAR = SHARES == 1 ? 1u : OUTPUTS - 1u;
   constexpr ark_u32 BYTES = 16u * BATCH * ARK_MOVE_THREADS * FAR;
   constexpr ark_u32 CYCLES = ARK_MOVE_CYCLES * BYTES / ARK_MOVE_BYTES;

@@ -1,10 +1,11 @@
 // Stores the results of products with an epilogue expression, in the variant `matrix`. The
 // expression is computed in the registers that hold the sums, two neighbouring sums at a time.
 // Results of 16 bits go through the warp's slab of shared memory and are stored as whole lines.
-// Results of 32 bits are stored as pairs, and the pairs of four lanes fill a 32-byte sector. Other
-// operands of the expression are loaded SOME columns ahead; those of the first columns are loaded
-// before the sums are complete. A residual of 16 bits passes through the slab, so that its next
-// pieces are loaded while the current columns are computed.
+// Results of 32 bits are stored as pairs, and the pairs of four lanes fill a 32-byte sector.
+//
+// The expression's other operands are loaded SOME columns ahead. Those of the first columns are
+// loaded before the sums are complete. A residual of 16 bits passes through the slab, so that its
+// next pieces are loaded while the current columns are computed.
 
 struct ArkNothing {};
 

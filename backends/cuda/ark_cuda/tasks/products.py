@@ -144,9 +144,10 @@ def _line_bytes(sig: Signature) -> int:
 
 
 def _lines(sig: Signature) -> int:
-    """The number of lines (128 bytes along k) in a stage. Small tiles have several, as starting
-    the copies of a small stage takes longer than the copies. Slots of the ring are as large as the
-    plan's largest stage, so with one line in each too few bytes would be in flight.
+    """The number of lines (128 bytes along k) in a stage. Small tiles have several lines, because
+    starting the copies of a small stage takes longer than the copies themselves. Slots of the ring
+    have the size of the plan's largest stage. So with one line in each slot too few bytes would be
+    in flight.
     """
     params = sig.read(MatmulParams)
     _, _, k = dims(sig)

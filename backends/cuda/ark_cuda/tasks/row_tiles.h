@@ -14,10 +14,10 @@ ARK_DEVICE int ark_unknown(int v) {
 }
 
 // How R rows of K codes fill the 16 rows of the matrix unit's tile. Each row is cut into SEGMENTS
-// parts, and each part is a row of the tile; the tile's columns are the same parts of x, as in
-// linear_units.h. A lane loads BYTES bytes of a row at once, and four lanes load COLUMNS codes. The
-// products of UNIT codes, which have one scale and one factor of the input, are summed before they
-// are scaled. NONE: true if matrix units do not support these rows.
+// parts, and each part is a row of the tile. The tile's columns are the same parts of x, as in
+// linear_units.h. A lane loads BYTES bytes of a row at once, and four lanes load COLUMNS codes.
+// UNIT: the number of codes that have one scale and whose elements of x have one factor; their
+// products are summed before they are scaled. NONE: true if matrix units do not support these rows.
 template <class ROW, int R, typename T>
 struct ArkRowTile;
 template <class C, int K, int GROUP, class S, bool ZEROS, int R, typename T>
@@ -25,8 +25,8 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int SEGMENTS = R == 1 ? 8 : 16 / R, PART = K / SEGMENTS;
   static constexpr int OF_BYTE = 8 / ARK_CODE_BITS<C>;
   static constexpr bool EVEN = K % SEGMENTS == 0 && (GROUP % PART == 0 || PART % GROUP == 0);
-  // The largest number of codes by which a group (the codes of one scale) and a part of a row are
-  // divisible.
+  // The number of codes that divides both a group (the codes of one scale) and a part of a row: the
+  // smaller of the two, or 1 if the row cannot be cut evenly.
   static constexpr int ALL = !EVEN ? 1 : GROUP < PART ? GROUP : PART;
   static constexpr int UNIT = ALL % 128 == 0 ? 128 : ALL % 64 == 0 ? 64 : ALL % 32 == 0 ? 32 : 1;
   static constexpr int MOST = UNIT / (4 * OF_BYTE), BYTES = MOST < 16 ? MOST : 16;
@@ -47,9 +47,9 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   }
 };
 
-// Chooses the factor by which a block of the input is multiplied, a power of two. most: the block's
-// largest magnitude, which the factor moves to [2^14, 2^15). back: the inverse factor, for the
-// block's products.
+// Chooses the factor, a power of two, by which a block of the input is multiplied. With it the
+// block's largest magnitude, `most`, is in [2^14, 2^15). back: set to the inverse factor, by which
+// the block's products are multiplied.
 ARK_DEVICE float ark_block_factor(float most, float& back) {
   const ark_u32 exponent = ark_float_bits(most) >> 23 & 255u;
   const ark_u32 known = exponent < 15u ? 15u : exponent;

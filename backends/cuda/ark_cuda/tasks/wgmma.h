@@ -9,10 +9,10 @@
 template <int COLUMNS, typename A, typename B, bool ACROSS_A, bool ACROSS_B>
 struct ArkWgmma;
 
-// Defines one ArkWgmma. FORM: the instruction's suffixes of shape and types. SUMS: the assembly
-// operands of d; the arguments after MODIFIERS bind them. AT_A, AT_B, AT_ADD: the assembly operands
-// of a, b and add. MODIFIERS: the instruction's sign and transpose operands, for types that have
-// them.
+// Defines one ArkWgmma. FORM: the suffixes of the instruction's name that give its shape and types.
+// SUMS: the references to the asm operands of d, which the arguments after MODIFIERS bind. AT_A,
+// AT_B, AT_ADD: the references to the asm operands of a, b and add. MODIFIERS: the instruction's
+// sign and transpose operands, for types that have them.
 #define ARK_WGMMA(COLUMNS, A, B, ACROSS_A, ACROSS_B, SUM, FORM, SUMS, AT_A, AT_B, AT_ADD,        \
                   MODIFIERS, ...)                                                                \
   template <>                                                                                    \
