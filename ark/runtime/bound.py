@@ -38,8 +38,9 @@ def check_overlaps(plan: Plan, addresses: Mapping[int, int]) -> None:
         if {a, b} & uses.written and not uses.ordered(a, b):
             raise InvalidUsageError(
                 f"the memory of {plan.buffers[a].name!r} and {plan.buffers[b].name!r} overlaps, "
-                "and the model writes one of them; bind one placeholder and take slices of it, or "
-                "order the ops that use the other by ark.identity(tensor, deps=[written tensor])"
+                "and the model writes one of the two; bind a single placeholder and take slices of "
+                "it, or order the ops on the other placeholder by ark.identity(tensor, "
+                "deps=[written tensor])"
             )
 
 

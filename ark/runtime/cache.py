@@ -56,7 +56,7 @@ def _expanded(path: str) -> Path:
     except RuntimeError as error:
         raise SystemError(
             f"the cache folder {path} cannot be resolved: {error} Set ARK_CACHE_DIR to a folder "
-            "of yours"
+            "that only you can write"
         ) from error
 
 

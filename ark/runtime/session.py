@@ -58,7 +58,7 @@ def _check_arch(arch: str) -> None:
     if arch and arch not in there:
         raise SystemError(
             f"ark.init was given the architecture {arch!r}, but the devices of {chosen.name!r} are "
-            f"{', '.join(map(repr, there))}; name one of those, another backend, or none"
+            f"{', '.join(map(repr, there))}; give one of them, another backend, or neither"
         )
 
 
@@ -87,8 +87,8 @@ def device(index: int | None = None) -> Device:
         most = max(Model.get_world_size(), rank_from_environment().world_size)
         if index is not None and number >= most:
             raise InvalidUsageError(
-                f"device {number} does not exist: the CPU is one device, number 0; name that one, "
-                "or none"
+                f"device {number} does not exist: the CPU is one device, number 0; give "
+                "device 0, or no device"
             )
         number = 0
     key = (chosen.name, number)
@@ -98,7 +98,7 @@ def device(index: int | None = None) -> Device:
     if _state.arch is not None and opened.arch != _state.arch:
         raise SystemError(
             f"ark.init was given the architecture {_state.arch!r}, but device {number} is "
-            f"{opened.arch!r}; name that one or none"
+            f"{opened.arch!r}; give ark.init that architecture, or none"
         )
     return opened
 
@@ -148,8 +148,8 @@ def ranks() -> Bootstrap | None:
     if (here.rank, here.world_size) != (rank, world):
         raise InvalidUsageError(
             f"the model is for rank {rank} of {world} (ark.set_rank, ark.set_world_size), but the "
-            f"launcher started this process as rank {here.rank} of {here.world_size}; set these, "
-            "or let ark.init() do it"
+            f"launcher started this process as rank {here.rank} of {here.world_size}; set the "
+            "launcher's values, or let ark.init() set them"
         )
     if _state.ranks is None:
         _state.ranks = Bootstrap.from_environment(here)
@@ -158,7 +158,7 @@ def ranks() -> Bootstrap | None:
         raise InvalidUsageError(
             f"the model is for rank {rank} of {world} (ark.set_rank, ark.set_world_size), but this "
             f"process has joined its job as rank {_state.ranks.rank} of {_state.ranks.world_size} "
-            "and stays that; start another process for another rank"
+            "and cannot change its rank; start another process for another rank"
         )
     return _state.ranks
 

@@ -90,7 +90,7 @@ def build(
                     if fetch.offset < 0 or fetch.offset + fetch.reach > room:
                         raise PlanError(
                             f"op {plan.ops[task.op].name!r} fetches past the end of its "
-                            "operand; the plan is not valid, plan again"
+                            "operand, so the plan is not valid; plan again"
                         )
                     starts, sizes, forms = _stages(fetch)
                     starts += np.uint64(operand + fetch.offset)

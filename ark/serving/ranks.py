@@ -91,8 +91,8 @@ def follow(executor: Executor, ranks: Bootstrap) -> None:
             order = msgspec.msgpack.decode(ranks.collect(0, LABEL, FOREVER_S), type=Order)
         except msgspec.MsgspecError as error:
             raise SystemError(
-                f"rank 0 sent an order of another form ({error}); start every rank with the same "
-                "version of ark"
+                f"rank 0 sent a message of an unknown format ({error}); start every rank with the "
+                "same version of ark"
             ) from None
         if not order.iterations:
             return

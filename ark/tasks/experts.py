@@ -194,7 +194,7 @@ class ExpertLinear(TaskKind):
             f"rows of {weight.dtype} have {weight.per_item} elements, expected {k}",
         )
         first, of = share_of(sig)
-        need(first + held <= of, f"experts {first} to {first + held} exceed the {of} experts")
+        need(first + held <= of, f"experts {first} to {first + held} exceed the total of {of}")
         shaped(sig, 0, (rows, k) if len(sig.operands[0].shape) == 2 else (rows, slots, k))
         check_epilogue(sig, rows, slots)
 

@@ -207,8 +207,8 @@ def _check_owner(op: OpEntry, entry: TensorEntry, plan: TaskPlan, owners: dict[i
     if owner >= plan.world_size or owners.setdefault(buffer.id, owner) != owner:
         raise PlanError(
             f"tensor {entry.id} of op {op.name!r} lies in buffer {buffer.id} of Rank {owner}; it "
-            f"must be of one of the plan's {plan.world_size} ranks, from 0, and of no other "
-            "elsewhere in the plan"
+            f"must be of one of the plan's {plan.world_size} ranks, numbered from 0, and of "
+            "the same rank in the whole plan"
         )
 
 

@@ -143,8 +143,8 @@ def _check_whole(task: TaskEntry, spans: Sequence[tuple[int, int]]) -> None:
     if real and (gaps or not spans or (asked and asked != {ends[-1]})):
         raise PlanError(
             f"task {task.id} ({', '.join(op.name for op in task.ops)}) has "
-            f"{'/'.join(map(str, sorted(asked, key=str))) or 'some'} tasks, and the groups run the "
-            f"ranges {[list(s) for s in spans]} of them; they must run each once"
+            f"{'/'.join(map(str, sorted(asked, key=str))) or 'some'} tasks, and the processor "
+            f"groups run the task ranges {[list(s) for s in spans]}; they must run each task once"
         )
 
 

@@ -68,11 +68,11 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
     "more tasks than tiles": (lambda d: first_op(d)["Config"].update(NumTasks=25), "task 0"),
     "tasks left out": (
         lambda d: groups(d, 1)["TaskGroups"][0].update(TaskRange=[0, 5]),
-        r"task 3 \(div\) has 6 tasks, and the groups run the ranges \[\[0, 5\]\]",
+        r"task 3 \(div\) has 6 tasks, and the processor groups run the task ranges \[\[0, 5\]\]",
     ),
     "a task run twice": (
         lambda d: groups(d, 1)["TaskGroups"].append(groups(d, 1)["TaskGroups"][0]),
-        "must run each once",
+        "must run each task once",
     ),
     "no such task": (
         lambda d: groups(d, 1)["TaskGroups"][0].update(TaskId=99),
