@@ -51,7 +51,7 @@ class _Uses:
         self._plan = plan
         self._touched: dict[int, set[int]] = {}  # ops by buffer id
         self._written: dict[int, set[int]] = {}
-        self._ahead: set[int] = set()  # buffers that are read before a task's waits end
+        self._ahead: set[int] = set()  # buffers that a task may read before its waits end
         first = {t.op: t for phase in plan.phases for tasks in phase.processors for t in tasks}
         early = any(machine_of(plan, n).variant.role(COMMUNICATE) for n in range(len(plan.phases)))
         for number, task in first.items():

@@ -112,7 +112,7 @@ def refusal(path: Path) -> str:
 
 
 def load(kind: str, name: str) -> bytes | None:
-    """The entry's bytes, or None if there is none. A damaged entry is removed."""
+    """The entry's bytes; None if there is no such entry. A damaged entry is removed."""
     try:
         own = _secret(folder(), make=False)
         data = _read(folder() / kind / name)
@@ -270,7 +270,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes, once: bool = False) -> None:
-    """Writes a file completely or not at all. once: if the file exists, leave it as it is."""
+    """Writes a file completely or not at all. once: True to leave an existing file unchanged."""
     path.parent.mkdir(exist_ok=True, mode=0o700)
     _sweep(path.parent)
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=_PARTIAL)

@@ -27,7 +27,7 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import Plan, Task
 from ark.tasks.box_writer import MAX_KEPT_OPERANDS
 
-MIN_FLOW_TASKS = 5  # the fewest tasks of a flow, more than the loop's slots hold
+MIN_FLOW_TASKS = 5  # the fewest tasks of a flow: more than fit in the loop's task slots
 
 
 @dataclass(frozen=True)

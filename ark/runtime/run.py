@@ -96,7 +96,7 @@ class Run:
         return on_device
 
     def release(self, target: int) -> None:
-        """In persistent mode: lets the loop run until `target` iterations are done in total."""
+        """In persistent mode: lets the loop run until it has done `target` iterations in total."""
         self.host["target"] = target
 
     def quit(self) -> None:

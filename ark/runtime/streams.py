@@ -16,8 +16,8 @@ from ark.runtime.run import Run
 
 
 class Streamed(Repeated[RepeatedLaunch]):
-    """Launches on streams of the caller. A launch on another stream than the launches before it
-    waits for them.
+    """Launches on streams of the caller. If the stream changes, a launch waits for the launches on
+    the previous stream.
     """
 
     def __init__(self, executor: Executor) -> None:

@@ -231,7 +231,7 @@ class Engine:
                 step = self._scheduler.plan(self._launch_iterations)
                 if step.rows or step.chunks is not None:
                     self._do(step)
-                else:  # all requests wait for their masks
+                else:  # all running requests wait for their masks
                     self._tell_all()
                     self._await_mask()
         except BaseException as error:
@@ -245,7 +245,7 @@ class Engine:
             self._model.close()
 
     def _mask_made(self) -> None:
-        """Called on the mask thread when a mask is ready. Ends the launch; the next uses it."""
+        """Called on the mask thread when a mask is ready: ends the launch. The next one uses it."""
         with self._news:
             self._rows.leave()
             self._news.notify_all()

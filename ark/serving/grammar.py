@@ -136,7 +136,7 @@ def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:
 
 
 def _converted(matcher: Any, form: StructuredOutputsParams) -> str:
-    """The value of a form as a grammar in llguidance's syntax. Raises ValueError if it has none."""
+    """A form's value as a grammar in llguidance's syntax. Raises ValueError if it has none."""
     spaces = {"whitespace_flexible": True, "whitespace_pattern": SPACES}
     if form.json is not None:
         return str(matcher.grammar_from_json_schema(form.json, overrides=spaces))

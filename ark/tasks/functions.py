@@ -102,7 +102,7 @@ class Function:
         return len(set(re.findall(r"\b[abc]\b", self.expr)))
 
     def value_type(self, compute: str) -> str:
-        """The C type of the result. compute: that of the arguments."""
+        """The C type of the result. compute: the C type of the arguments."""
         return "bool" if self.predicate else "ark_i32" if self.ordinal else compute
 
 

@@ -113,7 +113,7 @@ def _is_power(tree: Tree, x: Tree, scale: float, exponent: int) -> bool:
 
 
 def _is_product(tree: Tree, scale: float, parts: list[Tree]) -> bool:
-    """True if the tree is the product of one number `scale` and of these parts."""
+    """True if the tree is the product of the number `scale` and the given parts."""
     factors = list(_factors(tree, parts))
     numbers = [f for f in factors if _is(f, scale)]
     rest = [f for f in factors if not _is(f, scale)]

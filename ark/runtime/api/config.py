@@ -72,7 +72,7 @@ def check_config(value: Any, subject: str) -> dict[str, Any]:
 
 
 def hints_of(config: Mapping[str, Any]) -> Hints | None:
-    """The hints of a checked configuration; None if it has none."""
+    """The hints of a checked configuration; None if the configuration has no hints."""
     tile, product = config.get("Tile"), config.get("TileShapeMNK")
     hints = Hints(
         tile=tuple(tile) if tile else None,

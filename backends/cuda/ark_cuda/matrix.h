@@ -53,9 +53,9 @@ struct ArkMatrixRing {
   ark_u64 full[ARK_MATRIX_STAGES];
   ark_u64 empty[ARK_MATRIX_STAGES];
   ark_u32 used[ARK_WARPS];  // for each warp: the slot and the parity of its next stage
-  // `begun`: the sequence number of the running task plus 1, or plus 2 once the task's waits are
-  // complete; 0 before the first task. `leave`: 1 if the computing warps have left the loop. Both
-  // are written by atomics.
+  // `begun`: 0 before the first task. Then the sequence number of the running task plus 1, or plus
+  // 2 once the task's waits are complete. `leave`: 1 if the computing warps have left the loop.
+  // Both are written by atomics.
   ark_u64 begun;
   ark_u32 leave;
   ark_u32 stopped;  // the loading thread has stopped after a failed wait

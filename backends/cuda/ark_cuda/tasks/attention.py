@@ -28,7 +28,7 @@ from ark_cuda.tasks.stages import SCRATCH
 
 STAGED = ("mma.h", "attention_staged.h", "attention_stream.h")  # headers
 BOXED = ("mma.h", "attention_staged.h", "attention_boxed.h")
-MAX_STAGED = 64  # the most positions of a stage; a warp holds their scores
+MAX_STAGED = 64  # the most positions of a stage; a warp's registers hold their scores
 MAX_GROUP = 8  # the most query heads of a key/value head; registers hold their sums
 
 

@@ -18,8 +18,10 @@ from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
 
 TYPES = (*HALVES, "fp32")
-MOST_HELD = 32  # registers for operands of one row, 64 columns of them
-MOST_UNROLLED, MOST_ROUNDS = 8, 4  # largest expression whose rounds are unrolled, in nodes
+MOST_HELD = 32  # registers for 64 columns of the operands with a single row
+# The loop that stores a tile is unrolled MOST_ROUNDS times if the expression has at most
+# MOST_UNROLLED nodes.
+MOST_UNROLLED, MOST_ROUNDS = 8, 4
 PAIRS_IN_64_COLUMNS = 8  # pairs of a lane in 64 columns
 MIN_TILE_COLUMNS = 32
 

@@ -27,7 +27,7 @@ from ark_cuda.tasks.stages import ROOM
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
-BOX_COLUMNS = 64  # of a box across k
+BOX_COLUMNS = 64  # columns of a box, if k is not the contiguous dimension
 _BOTH = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
 WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # by height
 STAGE_K_BYTES = 128  # bytes along k in a stage, per row

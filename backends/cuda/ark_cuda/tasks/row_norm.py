@@ -31,7 +31,7 @@ STAGE_BYTES = 128 << 10  # of rows in shared memory; the L1 cache gets the rest
 LEAST, MOST = 2, 8  # rows in shared memory per team
 MOST_HELD = (
     2 * MAX_REGISTER_ELEMENTS
-)  # elements of a row in a thread, where there are no weights beside them
+)  # the most elements of a row per thread if the op has no weights, which need registers too
 LEAST_HELD = 16  # elements of a row per thread; row_norm.h takes several shorter rows at once
 MIN_CLAIMED_ITEMSIZE = (
     4  # bytes of an element; rows of smaller ones are as fast or faster in registers

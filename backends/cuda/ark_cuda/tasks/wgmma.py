@@ -57,7 +57,7 @@ def register_list(first: int, count: int) -> str:
 
 
 def sums(count: int, kind: str) -> str:
-    """The operands d[0], d[1], ... that an asm reads and writes, "f" or "r"."""
+    """The asm operands d[0], d[1], ..., read and written, with the constraint "f" or "r"."""
     return ", ".join(f'"+{kind}"(d[{i}])' for i in range(count))
 
 
