@@ -114,8 +114,8 @@ class Engine:
         of each request, its prompt included. chunk: prompt tokens per iteration; 0: a prompt is
         read one token per iteration. pages: those of the KV cache, of `page` positions each; by
         default enough for all slots. iterations: the most iterations of a launch, which ends
-        earlier if a request arrives, ends or is cancelled. draft: the number of proposed tokens of
-        a request that idle rows of the batch verify (speculative decoding); texts do not change.
+        earlier if a request arrives, ends or is cancelled. draft: how many proposed tokens of a
+        request idle rows of the batch verify (speculative decoding); its text does not change.
         draft_model: a smaller model, on the same device, that proposes these tokens; without one
         they come from earlier repetitions in the text. adapters: directories by name, which
         requests choose (ark.models.adapters). sampling, max_logprobs: `sampling` and `logprobs` of

@@ -56,9 +56,10 @@ def matrix_shape(source: Sequence[int], p: WindowParams) -> tuple[int, ...]:
 def as_boxes(
     shape: Sequence[int], strides: Sequence[int], p: WindowParams, itemsize: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], WindowParams]:
-    """The shape, strides and windows with which box copies load an image. If the channels are not a
-    multiple of BOX_ROW_BYTES, but the elements of a window in one row are contiguous and inside of
-    the image, all of these elements are treated as the channels of one pixel. Such pixels overlap.
+    """The shape, strides and windows with which box copies (TMA) load an image. If the channels are
+    not a multiple of BOX_ROW_BYTES, a row of a window may be loaded as if it were one pixel: all of
+    its elements are treated as channels. This requires that they are contiguous and inside of the
+    image. Such pixels overlap.
     """
     channels, across = shape[-1], shape[-2]
     reach = (p.sizes[-1] - 1) * p.stride[-1] + p.size[-1]
@@ -74,9 +75,9 @@ def as_boxes(
 def boxable(
     shape: Sequence[int], strides: Sequence[int], itemsize: int, windows: WindowParams
 ) -> bool:
-    """True if box copies can load these windows. The channels of a pixel, or all elements of a
-    window in one row, must be a multiple of BOX_ROW_BYTES, and strides, padding and dilations must
-    be small.
+    """True if box copies (TMA) can load these windows. The channels of a pixel, or all elements of
+    a window in one row, must be a multiple of BOX_ROW_BYTES. Strides, padding and dilations must be
+    small.
     """
     source, steps, p = as_boxes(shape, strides, windows, itemsize)
     stride, spread, before = p.stride, p.dilation, p.before

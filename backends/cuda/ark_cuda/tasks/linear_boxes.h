@@ -1,4 +1,5 @@
-// Multiplies weights that a box copy (ark_fill_box) has loaded by a few rows of an input.
+// Multiplies weights by a few rows of an input. The weights were loaded by a box copy (TMA,
+// ark_fill_box).
 //
 // A box has blocks of 64 elements of each of R rows. A row of a block has 128 bytes. The copy is
 // swizzled: chunk c (16 bytes) of row r is stored as chunk c ^ r % 8. Eight lanes that read two

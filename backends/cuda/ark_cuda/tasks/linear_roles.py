@@ -40,8 +40,8 @@ def _task_rows(sig: Signature, machine: Machine) -> int:
 
 
 def boxed(sig: Signature) -> bool:
-    """True if box copies (tensor maps) load the stages of weights. A stage then has 128-byte lines
-    of as many rows as a matrix instruction has.
+    """True if box copies (TMA) load the stages of weights. A stage then consists of 128-byte
+    lines of as many rows as a matrix instruction has.
     """
     params, weight = sig.read(LinearParams), sig.operands[1]
     rest = weight.shape[1] * weight.itemsize % (params.split_k * BOX_ROW_BYTES)

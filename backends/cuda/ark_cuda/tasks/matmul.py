@@ -90,8 +90,8 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
 
 
 class Warpgroups(MatmulBody):
-    """The body for matmul tiles that are loaded by box copies and multiplied by warpgroups
-    (products.py).
+    """The body for matmul tiles whose operands are loaded by box copies (TMA) and multiplied by
+    warpgroups (products.py).
     """
 
     def serves(self, sig: Signature, machine: Machine) -> bool:

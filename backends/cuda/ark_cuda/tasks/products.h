@@ -48,10 +48,10 @@ struct ArkProduct {
 template <bool FLAT, bool FIRST, bool SECOND>
 struct ArkBatch {};
 
-// Loads one operand of a stage by box copies: ROWS rows (for b: columns) from `row` on. ACROSS:
-// true if k is the outer dimension of the tensor map; the operand is then loaded by several boxes
-// of DEEP rows of the map. With several LINES the map has three dimensions, and one box loads all
-// lines.
+// Loads one operand of a stage by box copies (TMA): ROWS rows (for b: columns) from `row` on.
+// ACROSS: true if k is the outer dimension of the tensor map. The operand is then loaded by several
+// boxes, each of DEEP rows of the map. With several LINES the map has three dimensions, and one box
+// loads all lines.
 template <bool ACROSS, int ROWS, int DEEP, int LINES, bool FLAT, bool FIRST, bool SECOND>
 ARK_DEVICE void ark_matrix_boxes(char* to, ark_u64 map, int row, int k, int i0, int i1,
                                  ark_u64* full, ArkBatch<FLAT, FIRST, SECOND>,
