@@ -7,7 +7,8 @@ constexpr int ARK_ASKED = 48;          // loads of a wave, one line per lane: 38
 constexpr int ARK_ASKED_TOGETHER = 2;  // loads between two polls
 constexpr ark_u32 ARK_ASKED_TASKS = 3u;
 
-// The cache lines of a task's weights. Empty if the weights are not plain, contiguous stages.
+// The cache lines of a task's weights. Empty if the task's descriptors of reads (ArkFetch) do not
+// describe one contiguous range.
 ARK_DEVICE ArkLines ark_lines(ArkCtx& c, const ArkTask& task) {
   if (task.fetch_begin == task.fetch_end) return {nullptr, 0};
   const ArkFetch& fetch = ark_fetch(c, task.fetch_begin);

@@ -1,19 +1,19 @@
-// Attention of one query row over a KV cache that is read in place. A lane loads 16 bytes of a
-// position's row, and D * size / 16 lanes load one position, so one load of a wave covers several
-// whole positions. The waves of a block are first divided among the query heads of a key head. Only
-// if there are more waves than heads are they also divided among the positions, so that few sums
-// must be combined. Each wave has one running maximum per head (online softmax). Sums are combined
-// over lanes by shuffles and over waves through shared memory. Waves that read the same positions
-// hit each other's lines in the L1 cache.
+// Attention of one query row over a KV cache that is read in place. The cache has a row of D
+// elements per position. A lane loads 16 bytes of a row, so one load of the whole wave covers
+// several rows. The waves of a block are first divided among the query heads that share a key head.
+// If there are more waves than heads, the waves of a head divide the positions. This order leaves
+// few sums to combine. Each wave has one running maximum per head (online softmax). Sums are
+// combined over lanes by shuffles and over waves through shared memory. Waves that read the same
+// positions hit each other's lines in the L1 cache.
 
-// The greatest common divisor. For the number of query heads of a key head and the number of waves,
-// it is the number of waves that work on different heads at the same time.
+// The greatest common divisor of a and b. Used with the number of query heads of a key head and the
+// number of waves: the result is the number of heads that are computed at the same time.
 ARK_DEVICE constexpr int ark_common(int a, int b) { return b == 0 ? a : ark_common(b, a % b); }
 
-// The number of a head's splits (parts of the context) that have positions so far. `count`: the
-// number of positions. The number is the one that the planner would choose for a context of this
-// length (ark/lower/ops/attention.py). The processors of the other splits have nothing to do and
-// continue with their next tasks.
+// Returns how many of a head's splits (parts of the context) are used for `count` positions. The
+// planner would choose the same number of splits for a context of this length
+// (ark/lower/ops/attention.py). The processors of the other splits have nothing to do and continue
+// with their next tasks.
 template <int SPLITS>
 ARK_DEVICE int ark_parts_used(int count) {
   constexpr int LEAST = 64;
@@ -120,8 +120,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
       state[g].rise(ark_warp_max(most));
-      // Scores of positions past the end need no test. They are far below the maximum, because the
-      // maximum is over existing positions only.
+      // Positions past the end need no test here. Their scores are far below the maximum, so their
+      // exponentials are 0.
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }

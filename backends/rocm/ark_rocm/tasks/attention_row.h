@@ -1,7 +1,7 @@
 // Attention of one query row of a head (a tile of one row, see attention_tiles.h), for KV caches
 // that are read in place. A lane loads 16 bytes of a position's row, and the waves divide the
-// positions. All loads of AHEAD steps are in flight at once. attention_sums.h describes how scores
-// and sums are divided among lanes.
+// positions. The loads of AHEAD steps of the loop over positions are in flight at once.
+// attention_sums.h describes how scores and sums are divided among lanes.
 
 // Computes attention of one query row of a head over all positions that the row sees. AHEAD: the
 // number of loads of keys, and of loads of values, in flight.

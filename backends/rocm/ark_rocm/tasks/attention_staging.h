@@ -1,6 +1,6 @@
-// Copies the keys and values of a block from memory to shared memory, for attention of tiles of
-// queries on matrix units. The layout in shared memory is that of ArkAttentionUnits
-// (attention_units.h).
+// Copies keys and values from memory to shared memory, one block of keys at a time. Used by
+// attention of tiles of queries on matrix units. The layout in shared memory is that of
+// ArkAttentionUnits (attention_units.h).
 
 // One head of a tile's keys or values in memory: its address and strides.
 template <class S, class K>
@@ -66,8 +66,8 @@ struct ArkAttentionKeys {
 
 // Copies the values of a block of keys and transposes them. A thread loads four elements of the
 // values of four keys. Eight neighbouring threads load neighbouring elements; the next eight
-// threads load the same elements for the next four keys. These eight keys form a piece in shared
-// memory.
+// threads load the same elements for the next four keys. The eight keys of two such groups of
+// threads form a piece in shared memory.
 template <class U, class S>
 struct ArkAttentionValues {
   static constexpr int EIGHTS = (U::WIDTH + 31) / 32, TOTAL = U::ALL / 8 * 16 * EIGHTS;

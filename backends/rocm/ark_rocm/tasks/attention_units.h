@@ -1,17 +1,18 @@
 // Attention of tiles of queries on matrix units (FlashAttention-2, Dao 2023): the operands and
-// products of a wave. attention_walk.h has the loop over blocks of keys. A wave has a slab of
-// queries: as many as a block of the matrix unit has columns, 32 with MFMA and 16 with WMMA. It
-// computes the transposed products, keys times queries and values times exponentials. So all scores
-// and sums of a lane belong to one query: the lane has column lane % ARK_UNIT of a block, in the
-// rows that ark_unit_row gives. The first product's results become exponentials, which are an
-// operand of the second product. In this layout results and operands are in nearly the same lanes.
+// products of a wave. attention_walk.h has the loop over blocks of keys. A wave computes a slab of
+// queries, one per column of the matrix unit's block: 32 with MFMA and 16 with WMMA. It computes
+// the transposed products, keys times queries and values times exponentials. So all scores and sums
+// of a lane belong to one query: the lane has column lane % ARK_UNIT of a block, in the rows that
+// ark_unit_row gives. The scores become exponentials, which are an operand of the second product.
+// In the transposed layout an exponential is needed in nearly the same lane that computed its
+// score.
 
 #if defined(__GFX9__)
 constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block
 typedef ark_large_sums ark_unit_sums;
 typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements along k
-// Converts between a row of a result block and the lane's operand row that is multiplied with it.
-// The two functions are inverse to each other.
+// The row order of the left operand. ark_unit_order(lane): the row of the operand that a lane
+// holds. ark_unit_slot(row): the inverse, the lane that holds a row.
 ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
 ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
 // Joins the pieces of 8 elements along k that a lane holds to an operand of the matrix unit.
@@ -103,15 +104,15 @@ ARK_DEVICE void ark_attention_store(T* to, float a, float b, float c, float d) {
 // How the waves of a block compute a tile. There are SLABS times GROUPS waves. Shared memory holds
 // KEYS keys for each group at a time. HELD: true if queries stay in registers; otherwise they are
 // read again from memory. AHEAD: true if the next block's scores are computed while this block's
-// scores are converted to exponentials. An fp32 query is the sum of three bf16 parts; the
-// exponentials of its scores are split in the same way.
+// scores are converted to exponentials. An fp32 query is split into three bf16 parts, whose sum is
+// the query. The exponentials of its scores are split in the same way.
 //
 // In shared memory, keys are stored as pieces of 8 elements. Piece p of the key in slot s is at
 // index p * PITCH + s. So lanes have no bank conflicts when they write the pieces of a key or read
 // neighbouring keys.
 //
-// Values are stored transposed, as pieces of 8 keys in the order in which a lane's elements have
-// them: piece 2 g + h has the four keys from 16 g + 4 h on and the four keys from 16 g + 8 + 4 h
+// Values are stored transposed, as pieces of 8 keys. The order of the keys is that of a lane's
+// scores: piece 2 g + h has the four keys from 16 g + 4 h on and the four keys from 16 g + 8 + 4 h
 // on. Element d of piece p is at index p * WIDE + d % 4 * APART + d / 4. So lanes have no bank
 // conflicts when they write four elements of four keys each or read neighbouring elements.
 template <typename ELEMENT, typename QUERY, int WIDTH_, int SLABS_, int GROUPS_, int KEYS_,
@@ -129,8 +130,8 @@ struct ArkAttentionUnits {
   static constexpr int APART = WIDTH / 4 + (42 - WIDTH / 4 % 8) % 8, WIDE = 4 * APART;
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
-  // True if values that are derived from a thread's number stay in registers. Otherwise each round
-  // of the loop computes them again.
+  // True if addresses derived from the thread's number stay in registers. Otherwise each round of
+  // the loop computes these addresses again.
   static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
   // The number of operands that are read from shared memory in one batch, while the previous batch
   // is multiplied.
@@ -162,8 +163,8 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
   }
 }
 
-// This lane's part of an operand of the matrix unit: of 16 elements of its query, or of the
-// exponentials of 16 keys.
+// This lane's part of an operand of the matrix unit. The operand is 16 elements of the lane's
+// query, or the exponentials of 16 keys.
 template <class U>
 struct ArkAttentionParts {
   ark_unit_part part[U::PARTS];
@@ -259,8 +260,9 @@ ARK_DEVICE float ark_attention_raise(const ark_unit_sums (&s)[U::OWN], ArkAttent
   return keep;
 }
 
-// A lane computes one of the two pieces of 8 exponentials that it needs as an operand. It gets the
-// other piece from the lane that has the same query and the other keys.
+// Returns a lane's operand of exponentials. The lane has computed one piece of 8 exponentials,
+// `own`, which is the whole operand with MFMA. WMMA needs a second piece, which comes from the lane
+// with the same query and the other keys.
 ARK_DEVICE ark_unit_part ark_attention_shared(ark_u32x4 own) {
 #if defined(__GFX9__)
   return ark_unit_joined(own, own);

@@ -15,8 +15,8 @@ ARK_DEVICE void ark_attention_mask(ark_unit_sums (&s)[U::OWN], int place, int fi
   }
 }
 
-// Applies a soft cap to a score: cap * tanh(v / cap). two_over is 2 log2(e) / cap, times the scale
-// of scores.
+// Applies a soft cap to a score: cap * tanh(v / cap). two_over: 2 log2(e) * scale / cap, where
+// scale is the factor of all scores.
 ARK_DEVICE float ark_attention_capped(float v, float cap, float two_over) {
   const float power = ark_attention_power(v * two_over);
   return __builtin_fmaf(-2.0f * cap, __builtin_amdgcn_rcpf(1.0f + power), cap);
@@ -80,7 +80,7 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
     }
   };
   int blocks = (tile.end - tile.begin + U::ALL - 1) / U::ALL;
-  asm volatile("" : "+v"(blocks));  // or a loop over few blocks would be written out
+  asm volatile("" : "+v"(blocks));  // keeps the compiler from unrolling a short loop
   const int count = __builtin_amdgcn_readfirstlane(blocks);
   const int known = ark_tid();
   const auto tid = [&]() __attribute__((always_inline)) { return U::KEPT ? known : ark_tid(); };

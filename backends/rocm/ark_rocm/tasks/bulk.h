@@ -1,9 +1,9 @@
 // Copies to a peer GPU through LDS (CDNA). Loads write LDS directly, without a register, and
-// 16-byte stores send the data from LDS to the peer. Each wave has SLOTS pieces of LDS, half of
-// them with loads in flight, so waves do not synchronise with each other.
+// 16-byte stores send the data from LDS to the peer. Each wave has its own SLOTS pieces of LDS, so
+// waves do not synchronise with each other. Loads to half of a wave's pieces are in flight at once.
 
-// ARK_TO_LDS: the number of bytes that one load instruction brings to LDS for each lane, one of the
-// sizes that the compiler's builtin accepts. The second constant is the number of bytes of a piece.
+// ARK_TO_LDS: the bytes that one load instruction writes to LDS for each lane. The architecture
+// determines this size. ARK_BULK_PIECE: the size of a piece in bytes.
 #if defined(__gfx950__)
 constexpr int ARK_TO_LDS = 16;
 #else

@@ -10,9 +10,9 @@ ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
 }
 #endif
 
-// Looks up the upper and lower bytes of the bf16 values of four fp4 codes, in tables of eight
-// entries that are indexed by the three bits of a code's magnitude. The four codes are 0, 4, 1 and
-// 5 of a word, or 2, 6, 3 and 7.
+// The bf16 values of four fp4 codes of a word: their lower bytes and their upper bytes. The bytes
+// are looked up in tables of eight entries, indexed by the three bits of a code's magnitude. The
+// four codes are codes 0, 4, 1 and 5 of the word, or codes 2, 6, 3 and 7.
 struct ArkFp4Bytes {
   ark_u32 low, high;
 };
@@ -47,7 +47,7 @@ ARK_DEVICE void ark_four_codes(const ark_fp4*, ark_u32 word, int first, float (&
   for (int j = 0; j < 4; ++j) {
     const ArkFp4Bytes bytes = ark_fp4_bytes(word, j / 2);
     const ark_u32 byte = static_cast<ark_u32>(first / 4 + j % 2 * 2);
-    const ark_u32 places = (byte + 4u) << 24 | byte << 16 | 0x0c0cu;  // and two zeros
+    const ark_u32 places = (byte + 4u) << 24 | byte << 16 | 0x0c0cu;  // 0x0c: a zero byte
     to[j] = ark_bits_float(__builtin_amdgcn_perm(bytes.high, bytes.low, places));
   }
 }

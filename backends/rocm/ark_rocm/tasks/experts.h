@@ -1,5 +1,5 @@
-// Products of one input row with the quantised weights of chosen experts. If all codes of a load
-// share a scale, vector units multiply (linear_rows.h); otherwise matrix units do
+// Products of one input row with the quantised weights of chosen experts. If all codes that one
+// load reads share a scale, vector units multiply (linear_rows.h). Otherwise matrix units multiply
 // (linear_several.h).
 
 // A declaration. The function is defined in ark/tasks/experts.h, which comes later in the source.
@@ -62,8 +62,8 @@ struct ArkExpertResults {
   }
 };
 
-// The expert that a row has chosen in a slot. If the expert belongs to another rank, returns -1 and
-// sets the results to zero.
+// Returns the expert that a row has chosen in a slot (one of the row's chosen experts). If the
+// expert belongs to another rank, returns -1 and sets the results to zero.
 template <int EXPERTS, bool SLOTS, int FIRST, int OF, class X, class E, class F>
 ARK_DEVICE int ark_own_expert(ArkCtx& c, const ArkTask& t, int slot, const X& x, const E& experts,
                               const F& finish) {
@@ -108,7 +108,7 @@ ARK_DEVICE bool ark_expert_several(ArkCtx& c, const ArkTask& t, X x, const unsig
 // divisor of the number of waves). A wave multiplies one part of each row, and holds the same part
 // of the input in registers. Runs are processed one after the other, but the first loads of
 // AHEAD_RUNS runs are in flight at once. AHEAD: the number of loads of a run in flight. ROWS: the
-// number of outputs whose sums shared memory holds at once. WEIGHTS, TOTAL: see
+// number of outputs whose sums shared memory holds at once. WEIGHTS and TOTAL are explained in
 // ark/tasks/experts.h.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int PARTS, int AHEAD, int ROWS, class X, class E, class F>
@@ -123,7 +123,7 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
   constexpr int RUNS = ADDED * WEIGHTS, SUMS = ROWS * PARTS + STEP;
   constexpr int AHEAD_RUNS = RUNS < 4 ? RUNS : 4;
   static_assert(OF <= EXPERTS || RUNS == 1, "a part of the experts has no epilogue");
-  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // of two inputs in turn
+  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // with several inputs: two buffers in turn
   float* sums = xs + (INPUTS > 1 ? 2 : 1) * ALL;         // by run, row, part
   const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1];
   // These numbers are the same in all lanes of a wave. readfirstlane tells the compiler so; it then
@@ -152,8 +152,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
       const auto* from = ark_to_global(r % WEIGHTS > 0 ? second : bytes);
       runs[r] = {from + first * static_cast<ark_i64>(sizeof(ROW)), count, ark_lane()};
     }
-    // Past the last row, the last row is loaded again. A branch that skips the load would make the
-    // next wait a wait for all loads in flight.
+    // Past the last row, the last row is loaded again. With a branch that skips the load, the
+    // compiler could not count the loads in flight, and the next wait would be for all of them.
     const auto load = [&](const Split& run, int part) {
       const int of = part / PARTS;
       return run.load_from(of < rows ? of : rows - 1, own_part);

@@ -1,8 +1,8 @@
 // Products of fp4 weights of chosen experts with one input row per expert, by gfx950's scaled
 // matrix instruction, which reads fp4 codes without a conversion. Each element of the input is
 // split into six 8-bit floats (e5m2), its parts, whose sum is the element. One instruction
-// multiplies all parts by the codes: the parts are rows of its left operand, and rows of the
-// weights are columns of its right operand.
+// multiplies all parts by the codes. The parts are rows of its left operand. Rows of the weights
+// are columns of its right operand.
 
 typedef int ark_i32x4 __attribute__((ext_vector_type(4)));
 typedef int ark_i32x8 __attribute__((ext_vector_type(8)));
@@ -16,9 +16,9 @@ constexpr int ARK_SCALED_PARTS = 6;
 constexpr int ARK_SCALED_DEPTH = 256, ARK_SCALED_ROWS = 8;
 constexpr int ARK_SCALED_BLOCK = 32;  // elements that share a power of two
 
-// An input row in shared memory. For each half, part and step (256 elements along k) it has 128
-// bytes of 8-bit floats. After these it has the exponent of each block of 32 elements. Rows are
-// padded to avoid bank conflicts.
+// The layout of an input row in shared memory. A step is 256 elements along k, in two halves. For
+// each half and part, there is a row of 128 8-bit floats per step, padded to avoid bank conflicts.
+// After these rows come the exponents of the blocks of 32 elements.
 template <int STEPS>
 struct ArkScaledInput {
   static constexpr int ROW = STEPS * 128 + 16, EXPONENTS_AT = 2 * ARK_SCALED_PARTS * ROW;
@@ -95,14 +95,14 @@ struct ArkScaledInput {
   }
 };
 
-// A lane's weights for one product: 32 codes of a row, and their scale (bf16).
+// A lane's weights for one product: 32 codes of a row of weights, and the codes' scale (bf16).
 struct ArkScaledPiece {
   ark_i32x4 codes;
   ark_u32 scale;
 };
 
-// Adds the products of an input's parts and codes. exponents, exponent: the powers of two by which
-// the instruction multiplies the parts and the codes.
+// Returns `sum` plus the products of an input's parts and codes. The instruction multiplies the
+// parts by the powers of two in `exponents`, and the codes by the power of two `exponent`.
 ARK_DEVICE ark_f32x4 ark_scaled_multiply(const ark_i32x8& parts, ark_u32 exponents,
                                          const ark_i32x4& codes, ark_u32 exponent, ark_f32x4 sum) {
   constexpr int INPUT = 1, CODES = 4;  // e5m2, e2m1
@@ -135,9 +135,9 @@ ARK_DEVICE ark_f32x4 ark_scaled_any(const ark_i32x8& parts, ark_u32 exponents,
 
 // Like ark_expert_split (experts.h), by products of the scaled matrix instruction. A tile has eight
 // rows of one run (one expert with one of its weight matrices). The tiles are divided among groups
-// of K_WAVES waves, and the waves of a group divide a tile's steps along k. All loads for ROWS
-// outputs are in flight at once. While they are multiplied, the loads for the next ROWS outputs are
-// in flight.
+// of K_WAVES waves, and the waves of a group divide a tile's steps along k. All loads of weights
+// for ROWS outputs are in flight at once. While these weights are multiplied, the loads for the
+// next ROWS outputs are in flight.
 template <class ROW, int EXPERTS, int N, bool SLOTS, int FIRST, int OF, int WEIGHTS, int TOTAL,
           int K_WAVES, int STEPS, int ROWS, class X, class E, class F>
 ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsigned char* bytes,
@@ -197,8 +197,8 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     from[o] = ark_to_global(run % WEIGHTS > 0 ? second : bytes) +
               first * static_cast<ark_i64>(sizeof(ROW));
   }
-  // Past the last row, or past the last block of a row, the last row or block is loaded again. The
-  // input is zero past the last block.
+  // Past the last row, the last row is loaded again. Past the last block of a row, the last block
+  // is loaded again and has no effect, because the input is zero there.
   const auto load = [&](int o, int i, int top) {
     const int tile = share * OWN + o < ALL ? share * OWN + o : ALL - 1;
     const int in = top + tile % TILES * ARK_SCALED_ROWS + lane % ARK_SCALED_ROWS;

@@ -1,6 +1,6 @@
 // The input rows of a task, in registers: a thread has the elements ark_tid() + e * ARK_THREADS of
-// each input row. `load` issues the loads of rows in plain memory. `take` loads rows of packets,
-// all of which are in flight at once.
+// each input row. `load` issues the loads of rows in plain memory. `take` loads rows of packets;
+// all loads are in flight at once.
 template <int K, int INPUTS, bool SLOTS>
 struct ArkPacketRows {
   static constexpr int EACH = (K + ARK_THREADS - 1) / ARK_THREADS;
@@ -44,7 +44,7 @@ struct ArkPacketRows {
       };
       all([&](ark_u64& word, const ark_u64* own) { word = ark_packet_load(own, X::system); });
       meanwhile();
-      ark_u32 other = 0u;  // without a branch for each packet
+      ark_u32 other = 0u;  // nonzero if any packet has another epoch
       all([&](ark_u64& word, const ark_u64*) {
         other |= static_cast<ark_u32>(word >> 32) ^ (c.iteration + 1u);
       });

@@ -20,8 +20,9 @@ struct ArkSplitRows {
   int count;  // number of parts of all rows
   int lane;
 
-  // Past the last part or the row's end, existing data is loaded again. A branch that skips the
-  // load would make the next wait a wait for all loads in flight.
+  // Past the last part or the row's end, existing data is loaded again. With a branch that skips
+  // the load, the compiler could not count the loads in flight, and the next wait would be for all
+  // of them.
   ARK_METHOD ark_u32x4 load(int part) const {
     const int known = part < count ? part : count - 1;
     const ark_i64 start = WHOLE ? static_cast<ark_i64>(known) * SPAN
@@ -133,7 +134,7 @@ ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, 
   constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* sums = xs + K;
-  float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // the last round may exceed the rows
+  float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // + extra sums of the last round
   const int first = t.coord[0], rows = t.coord[1] - first;
   const ArkSplitRows<T, K, PARTS> split{ark_to_global(weights) + static_cast<ark_i64>(first) * K,
                                         rows * PARTS, ark_lane()};

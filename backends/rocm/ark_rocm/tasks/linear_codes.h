@@ -4,12 +4,12 @@
 // The factor by which a float that the hardware converts from a code is too small (codes.h).
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
-// How eight codes form pairs. False: neighbours form pairs. True: they form the pairs given on the
-// right.
+// How the eight codes that a lane converts at once form pairs. False: neighbours form pairs. True:
+// they form the pairs given on the right.
 template <class C>
 constexpr bool ARK_PAIRS_APART = false;  // 0 and 2, 4 and 6, 1 and 3, 5 and 7: bytes of fp4
 
-// Converts eight codes, from `words` on, to four pairs of bf16.
+// Converts eight codes, beginning at `words`, to four pairs of bf16.
 template <class C>
 ARK_DEVICE ark_u32x4 ark_code_pairs(const C* type, const ark_u32* words) {
   constexpr int EACH = ARK_CODES_OF_WORD<C>;

@@ -1,19 +1,20 @@
-// Linear layers of one input row by matrix units. Each wave has an equal part along k of every row
-// of the task's weights. The last waves' parts may end after the row, where the input is zero. So a
-// wave reads only its own part of the input, keeps it in registers, and synchronises with the other
-// waves once, for the sums.
+// Linear layers of one input row by matrix units. The waves divide every row of the task's weights
+// into equal parts along k. The last parts may extend past the row's end, where the input counts as
+// zero. So a wave reads only its own part of the input, keeps it in registers, and synchronises
+// with the other waves once, for the sums.
 //
-// A load of a wave reads 256 bytes of each of four rows. Without a conversion, the loaded registers
-// are the operands of two products of sixteen 4x4x4 blocks: block b has the elements 8 b to 8 b + 7
-// of the four rows. The columns of the other operand are three parts of the input, of 8 bits of the
-// significand each, whose sum is the input exactly. The fourth column is zero.
+// A load of a wave reads 256 bytes of each of four rows. The loaded registers are operands of two
+// matrix instructions without a conversion. Such an instruction multiplies sixteen 4x4x4 blocks;
+// block b has the elements 8 b to 8 b + 7 of the four rows. The columns of the other operand are
+// three parts of the input, of 8 bits of the significand each, whose sum is the input exactly. The
+// fourth column is zero.
 
 // Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
 template <class E, class B>
 struct ArkBiasedSums;
 
-// Loads the bias of a row ahead; 0 without a bias. The epilogue loads it again when the sums are
-// complete, and then finds its line in the L1 cache.
+// Loads the bias of a row before the sums are complete; 0 without a bias. The epilogue later loads
+// it again, and then finds it in the L1 cache.
 template <class E>
 ARK_DEVICE float ark_bias_ahead(ArkCtx&, const E&, int) {
   return 0.0f;
@@ -33,9 +34,9 @@ ARK_DEVICE int ark_part_at(int k) {
   return K % (PART * ARK_WARPS) == 0 || k < K ? k : K - 1;
 }
 
-// A lane's EACH elements of the input: element `first` and the following ones at distances of
-// ARK_LANES. One method issues the reads, another returns the elements. Past the row's end they are
-// zero.
+// A lane's EACH elements of a wave's part of the input. The part begins at element `first`. The
+// lane's elements are ARK_LANES apart. One method issues the reads, another returns the elements.
+// Elements past the row's end are zero.
 template <int K, int EACH, int PART, class X>
 struct ArkPartInput {
   const X& x;
@@ -47,7 +48,8 @@ struct ArkPartInput {
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const int k = first + ark_lane() + e * ARK_LANES, at = ark_part_at<K, PART>(k);
-      // With a mask, no load depends on a branch.
+      // A mask sets elements past the end to zero. With a branch, the compiler would wait for each
+      // load.
       const ark_u32 mask = at == k ? ~0u : 0u;
       v[e] = ark_bits_float(ark_float_bits(ark_load(c, x, 0, 0, 0, at)) & mask);
     }
@@ -67,7 +69,7 @@ struct ArkPartInput<K, EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYS
 #pragma unroll
     for (int e = 0; e < EACH; ++e) seen[e] = ark_packet_load(mine(e), SYSTEM);
   }
-  // True if all packets are of the current iteration. It is computed without a branch per packet.
+  // True if all packets are of the current iteration. The test uses one branch for all packets.
   ARK_METHOD bool ready(ArkCtx& c) const {
     const ark_u32 epoch = c.iteration + 1u;
     ark_u32 other = 0u;
@@ -151,8 +153,9 @@ ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums su
   return __builtin_amdgcn_mfma_f32_4x4x4bf16_1k(a.high, b.high, sums, 0, 0, 0);
 }
 
-// Adds up the results of a product over each four blocks of 16 lanes. In block b, v[i] is a sum for
-// row i ^ b, so that the additions need no selection. Afterwards block b has the sum of row b.
+// Adds up a product's results over the four blocks of 4 lanes in each row of 16 lanes. In block b,
+// v[i] is a sum for row i ^ b, so that the additions need no selection. Returns, in the lanes of
+// block b, the sum of row b.
 ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
   const float low = v[0] + ark_row_move<0x141>(v[1]);  // row_half_mirror: the block beside it
   const float high = v[2] + ark_row_move<0x141>(v[3]);
@@ -160,8 +163,8 @@ ARK_DEVICE float ark_mfma_fold(const ark_mfma_sums& v) {
 }
 
 // Sums COUNT results of ark_mfma_fold over the wave: lane l gets the sum of fold[l % 4] for row l /
-// 4. A product with ones adds the wave's four rows of 16 lanes. Shuffles would need two round trips
-// to shared memory for this.
+// 4. A matrix product with ones adds up the wave's four rows of 16 lanes. Shuffles would need two
+// round trips to shared memory for this sum.
 template <int COUNT>
 ARK_DEVICE float ark_mfma_totals(const float (&fold)[4], int lane) {
   const bool odd = (lane & 1) != 0, upper = (lane & 2) != 0;
@@ -202,8 +205,9 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
   const int at = warp * PART + lane / 4 * 8;
   const auto inside = [&](int piece) { return WHOLE || at + piece * 128 < K; };
-  // Past the last row, the last row is loaded again, and past a row's end the row's first elements
-  // are. A branch that skips the load would make the next wait a wait for all loads in flight.
+  // Past the last row, the last row is loaded again. Past a row's end, the row's first elements are
+  // loaded again. With a branch that skips the load, the compiler could not count the loads in
+  // flight, and the next wait would be for all of them.
   const auto load = [&](int four, int piece) {
     const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);
     const ark_u32 offset = static_cast<ark_u32>(row < rows ? row : rows - 1) * (2u * K);
@@ -238,8 +242,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   ark_u32x4 input[PIECES];
   float own = 0.0f;  // squares, of a lane
   {
-    // Polls for the input. No further weights are loaded before the input has arrived. If the first
-    // loads already fill the memory's queue, further loads would only wait there.
+    // Polls for the input. No further weights are loaded before it has arrived: if the first loads
+    // already fill the memory's queue, further loads would only wait in this queue.
     part.take(c, ROWS * K * 2 <= 65536 ? 1 : 4);
     float (&v)[EACH] = part.v;
     if constexpr (P::norm) {

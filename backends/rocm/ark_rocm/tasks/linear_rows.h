@@ -1,5 +1,5 @@
-// Linear layers of one input row whose weights are rows of a quantised matrix. The method is that
-// of linear.h. A lane's load has 16 bytes of codes, and a second load gets the codes' scale.
+// Linear layers of one input row whose weights are rows of a quantised matrix. The rows are divided
+// among the waves as in linear.h. A lane loads 16 bytes of codes, and their scale by a second load.
 
 // A lane's elements of the input for one part of a row, in registers. Of four neighbouring
 // elements, the two even ones form one vector and the two odd ones another. The bytes of fp4
@@ -42,8 +42,8 @@ struct ArkSplitCodes<ArkRow<C, K, GROUP, S, ZEROS>, PARTS> {
   int count;  // number of parts of all rows
   int lane;
 
-  // Past the last part or the row's end, existing data is loaded again instead of a branch (see
-  // ArkSplitRows).
+  // Past the last part or the row's end, existing data is loaded again. A branch would be slower
+  // (see ArkSplitRows).
   ARK_METHOD Piece load(int part) const {
     const int known = part < count ? part : count - 1;
     return load_from(known / PARTS, known);
@@ -133,7 +133,7 @@ ARK_DEVICE float ark_split_places(ArkCtx& c, X x, const P& prologue, float* xs, 
     meanwhile();
     squares = ark_load_row<false>(c, x, 0, K, xs);
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {  // what this thread has stored
+    for (int e = 0; e < EACH; ++e) {  // the elements that this thread stored
       const int k = ark_tid() + e * ARK_THREADS;
       if (k < K) v[e] *= xs[k];
     }
@@ -184,7 +184,7 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
   constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* sums = xs + PARTS * Split::SPAN;
-  float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // the last round may exceed the rows
+  float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // + extra sums of the last round
   const int first = t.coord[0], rows = t.coord[1] - first;
   const Split split{
       ark_to_global(bytes) + static_cast<ark_i64>(first) * static_cast<ark_i64>(sizeof(ROW)),
@@ -201,8 +201,8 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
     const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
     if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
   }
-  // While the input arrives, the block prefetches into caches the weights that follow those of the
-  // first loads.
+  // While the block waits for the input, it prefetches weights into caches: those after the weights
+  // of the first loads.
   const ArkLines lines{(const ark_global<char>*)split.bytes,
                        static_cast<int>((rows * sizeof(ROW) + 127u) / 128u)};
   ark_u32 asked[LINES];

@@ -1,12 +1,11 @@
 // Linear layers of several input rows by matrix units. A 16 x 16 product multiplies 16 columns of
-// the input with 16 rows of weights. With more than 8 input rows these are 16 input rows and 16
-// rows of weights. With at most 8 they are 8 input rows and 8 rows of weights, each with two
-// different halves of a chunk along k; the sums of input and weights of different halves are not
-// used. So the weights are loaded only once for up to 16 input rows. The chunks along k are
-// assigned round-robin to the eight waves, for all the task's rows of weights. A wave loads the
-// input's elements of its chunks from memory and splits each into three parts of 8 bits of the
-// significand, whose sum is exactly the element. The waves synchronise to add up the sums of each
-// group of rows.
+// the input with 16 rows of weights. With more than 8 input rows, the columns are 16 input rows and
+// 16 rows of weights. With at most 8 input rows, they are 8 input rows and 8 rows of weights, each
+// in two columns: one for each half of a chunk along k. Sums that combine different halves are not
+// used. The weights are loaded only once for up to 16 input rows. The chunks along k are assigned
+// round-robin to the eight waves, for all the task's rows of weights. A wave loads the input's
+// elements of its chunks from memory and splits each into three parts of 8 bits of the significand,
+// whose sum is exactly the element. The waves synchronise to add up the sums of each group of rows.
 
 // Adds one product over 32 elements of k. Operands: a lane has eight elements along k of column
 // lane % 16 of the input (x), and the same eight elements of row lane % 16 of the weights (w).
@@ -26,13 +25,14 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 #endif
 }
 
-// The weights of a linear layer that are bf16. ROWS: the rows of weights, and the most input rows,
-// of a product, 8 or 16. lane: the reading lane. MOST: the most blocks of rows and chunks whose
-// loads are in flight. NEXT: the number of 128-byte lines of the next task's weights that each lane
-// prefetches. place(s): the position in a chunk of a lane's first element of step s. order(e): the
-// index, among its eight elements, of the one at position e. SCALES: the number of groups of a
-// chunk whose sums have a scale each. ZEROS: true if each group also has a zero point, which is
-// subtracted from all its elements.
+// The weights of a linear layer with bf16 weights. ROWS: the number of rows of weights in a
+// product, 8 or 16; a product has at most as many input rows. lane: the reading lane. MOST: the
+// most blocks of rows and chunks whose loads are in flight. NEXT: the number of 128-byte lines of
+// the next task's weights that each lane prefetches. place(s): the position in a chunk of a lane's
+// first element of step s (one product). order(e): the index, among the lane's eight elements of a
+// step, of the element at position e of the operand. SCALES: the number of groups of a chunk whose
+// sums have a scale each. ZEROS: true if each group also has a zero point, which is subtracted from
+// all its elements.
 template <int K, int R>
 struct ArkSeveralDense {
   static constexpr int ROWS = R, MOST = R == 8 ? 2 : 4, SCALES = 0, NEXT = 0;
@@ -49,8 +49,9 @@ struct ArkSeveralDense {
   }
   ARK_METHOD int place(int s) const { return place(s, ROWS == 8 ? lane / 8 % 2 : 0); }
   static constexpr int order(int e) { return e; }
-  // Past the last row or the row's end, existing data is loaded again. A branch that skips the load
-  // would make the next wait a wait for all loads in flight.
+  // Past the last row or the row's end, existing data is loaded again. With a branch that skips the
+  // load, the compiler could not count the loads in flight, and the next wait would be for all of
+  // them.
   ARK_METHOD Piece load(int top, int chunk) const {
     const int row = top + lane % ROWS < rows ? top + lane % ROWS : rows - 1;
     Piece piece;
@@ -86,9 +87,9 @@ ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][P
   }
 }
 
-// Like ark_several_products, for weights in groups with a scale each. The products of a group are
-// summed separately and then multiplied by the group's scale. plain: the sums of the input's
-// elements, if groups have zero points.
+// Like ark_several_products, for quantised weights, where each group of elements has a scale. The
+// products of a group are summed separately and then multiplied by the group's scale. plain: the
+// sums of the input's elements, if groups have zero points.
 template <class W, int PARTS>
 ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
                                    const ark_mfma_sums (&plain)[W::SCALES + 1],
@@ -130,7 +131,7 @@ struct ArkNextLines {
 };
 template <class W>
 ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
-  const ArkNextLines own = {weights.bytes, 1};  // that are there
+  const ArkNextLines own = {weights.bytes, 1};  // a line that exists
   if constexpr (W::NEXT == 0) return own;
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
   const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);
@@ -147,10 +148,10 @@ ARK_DEVICE ArkNextLines ark_next_lines(ArkCtx& c, const W& weights) {
 
 // Computes a linear layer of M input rows for some rows of the weights. Task coordinates: first row
 // of the weights and end of the rows. A wave multiplies GROUP blocks of W::ROWS rows of weights at
-// a time, of which it has the first SLOTS in flight when it begins a chunk. ONCE: true if no task
-// has more rows than that. ENTERS: true if this function performs the task's waits, false if the
-// caller has. Returns false if a wait has failed or the launch was aborted; the processor must then
-// leave the loop.
+// a time. When it begins a chunk, the loads of the first SLOTS blocks are in flight. ONCE: true if
+// no task has more than GROUP blocks. ENTERS: true if this function performs the task's waits,
+// false if the caller has. Returns false if a wait has failed or the launch was aborted; the
+// processor must then leave the loop.
 template <class W, int K, int M, int GROUP, bool ONCE, bool ALIGNED, bool ENTERS, class X, class P,
           class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
@@ -262,7 +263,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       if (!stored(o)) continue;
       ark_sums_ahead(c, epilogue, input_row(o), first + row_of(o), rows - row_of(o), ahead[o]);
     }
-    // A lane's row of weights and columns are of one half, or the sums are not used.
+    // A lane's sums are used only if its row of weights and its columns are of the same half.
     const int half = lane / 8 % 2, column = warp * 16 + lane / 16 * 4;
     if (ROWS == 16 || half == lane / 32) {
 #pragma unroll

@@ -1,13 +1,13 @@
 // The input of linear layers of several rows (linear_several.h). A lane loads its elements of a
 // chunk along k and converts them to operands of the matrix units.
 
-// The number of neighbouring elements along k that a chunk has for one lane's row, and the number
-// of products (of 32 elements of k each) that multiply them.
+// ARK_CHUNK: the number of neighbouring elements along k that a chunk has for each lane.
+// ARK_CHUNK_STEPS: the number of products that multiply these elements, 32 elements of k each.
 constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;
 
-// Returns the index, in a row of K elements, of the element that is `place` after the beginning of
-// a chunk. ROWS: the input rows of a product. With 8 rows a chunk has two halves of ARK_CHUNK
-// elements. Past the row's end, the index of an existing element is returned.
+// Returns the index of an element in a row of K elements. The element is at position `place` of the
+// given chunk. ROWS: the input rows of a product. With 8 rows a chunk has two halves of ARK_CHUNK
+// elements. For positions past the row's end, returns the index of an existing element.
 template <int K, int ROWS>
 ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   constexpr int SPAN = ARK_CHUNK * 16 / ROWS;
@@ -89,8 +89,9 @@ struct ArkSeveralInput {
     for (int e = 0; e < 8; ++e) to[e] = v[s][e];
   }
 };
-// With 8 rows in a product, two lanes with different halves of a chunk load elements for both, so
-// that each load of the wave covers whole cache lines, and exchange them.
+// With 8 rows in a product, pairs of lanes load elements for each other and then exchange them. The
+// two lanes of a pair have different halves of a chunk. So each load of the wave covers whole cache
+// lines.
 template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true> {
   static constexpr bool BF16 = false;
