@@ -95,8 +95,8 @@ def _emulator(name: str) -> ModuleType:
 
 
 def _backend() -> KernelBackend:
-    """The backend of AMD GPUs. If the environment variable ARK_ROCM_DEVICE is "shim", the
-    emulator's stand-in, with which `ark doctor` runs on other GPUs.
+    """Returns the backend of AMD GPUs. If the environment variable ARK_ROCM_DEVICE is "shim",
+    returns ShimBackend instead, with which `ark doctor` runs on an NVIDIA GPU.
     """
     if os.environ.get(probe.VARIABLE) != "shim":
         return RocmBackend()

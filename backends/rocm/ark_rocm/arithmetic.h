@@ -49,10 +49,10 @@ ARK_DEVICE float ark_tanh(float v) {
   return __builtin_copysignf((1.0f - e) / (1.0f + e), v);
 }
 
-// The reduction of an angle of at least 2^31 to a quadrant and a remainder in this quadrant (Payne
-// and Hanek, "Radian reduction for trigonometric functions", SIGNUM 1983). The angle's 24-bit
-// significand is multiplied by 96 bits of 2/pi. These are the bits whose products are neither whole
-// turns nor too small to matter.
+// Reduces an angle of at least 2^31 to a quadrant and a remainder (Payne and Hanek, "Radian
+// reduction for trigonometric functions", SIGNUM 1983). The angle's 24-bit significand is
+// multiplied by 96 bits of 2/pi. Higher bits of 2/pi would only add whole turns, and lower bits are
+// too small to matter.
 struct ArkFarAngle {  // by value: a reference would be a place in scratch memory
   float rest;
   int quarter;

@@ -41,8 +41,8 @@ _CLANG = (
     "-fms-extensions",
     "-fuse-cuid=none",
 )
-# Options that make clang write an object file itself. Without them it would start the linker
-# program, which may not be installed.
+# Options that make clang write an object file. Without them clang would start the linker program,
+# which may not be installed.
 _TO_OBJECT = ("-Xclang", "-emit-obj")
 _LOG_LINES = 30
 

@@ -1,5 +1,5 @@
-// The functions of HIP by which the proxy copies with copy engines, under the names that
-// ark/runtime/proxy/driver_copies.h expects.
+// Gives HIP's copy functions the names that ark/runtime/proxy/driver_copies.h expects. Through them
+// the proxy (the host thread that copies for kernels) uses the copy engines.
 #pragma once
 
 #include "driver_copies.h"

@@ -29,8 +29,9 @@ _COPY_KINDS = {"in": "hipMemcpyHostToDevice", "out": "hipMemcpyDeviceToHost"}
 class Device:
     """One GPU; see ark.backend.devices.Device for the methods."""
 
-    # Inputs that the host writes are copied to memory of hipMalloc, which is coarse-grained. That
-    # suffices, because HIP makes copies visible to the next kernel.
+    # The kind of memory in which a running kernel sees the host's writes. Other inputs are copied
+    # to memory of hipMalloc, which is coarse-grained: HIP makes these copies visible only to the
+    # next kernel.
     fed: MemoryKind = "symmetric"
 
     def __init__(self, index: int) -> None:
@@ -242,7 +243,9 @@ class Device:
         return int(free)
 
     def _busy(self) -> bool:
-        """True while a kernel is running; False after a fault."""
+        """True while a kernel of this device is running. False after a kernel's fault, because no
+        kernel runs then.
+        """
         with contextlib.suppress(GpuError):
             return not all(launch.done() for launch in self._launches)
         return False

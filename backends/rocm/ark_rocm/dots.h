@@ -29,9 +29,9 @@ ARK_DEVICE float ark_piece_dot(const T* type, ark_u32x4 w, const float* x) {
          ark_low(type, w[3]) * c[2] + ark_high(type, w[3]) * c[3];
 }
 
-// A lane's share of the dot products of ROWS rows of k weights with x; the caller sums it over the
-// warp. Each weight is read once, so its load bypasses the cache, which is left to data that is
-// read again. The loads of all rows are in flight at the same time.
+// A lane's share of the dot products of ROWS rows of k weights with x; the caller adds the shares
+// of the warp's lanes. Each weight is read only once, so the loads of weights bypass the cache. The
+// loads of all rows are in flight at the same time.
 #define ARK_HAS_ROWS_DOT 1
 template <int ROWS, typename T>
 ARK_DEVICE void ark_rows_dot(const T* w, int stride, const float* x, int k, float* acc) {

@@ -143,7 +143,7 @@ int ark_device_zero(ark_instance* i, uint64_t at, size_t nbytes) {
 
 int ark_device_map(ark_instance* i, const ark_box_map* map, uint64_t address, void* made) {
   (void)map, (void)address, (void)made;
-  return ark_fail(i, ARK_NO_DEVICE, "AMD GPUs copy no boxes; export the model again");
+  return ark_fail(i, ARK_NO_DEVICE, "AMD GPUs have no tensor map copies; export the model again");
 }
 
 int ark_device_run(ark_instance* i, uint32_t number, const struct ArkParams* params) {

@@ -1,10 +1,10 @@
 """Creates queues of an SDMA engine through the Linux driver's public interface (linux/kfd_ioctl.h).
 
-HIP has no call for this. /dev/kfd creates the queue in the address space that HIP has set up for
-this process, so the engine can access the same memory as kernels, including peers' memory. The
-ring, its pointers and the doorbell are mapped for the GPU; the host does not access them. Called by
-ark_rocm.queues. This code was compared with the driver's header but has not been run, because ark
-is developed without an AMD GPU.
+HIP has no function that creates such queues. The driver (/dev/kfd) creates the queue in the address
+space that HIP has set up for this process, so the engine can access the same memory as kernels,
+including peers' memory. The ring, its pointers and the doorbell are mapped for the GPU; the host
+does not access them. Called by ark_rocm.queues. This code was compared with the driver's header but
+has not been run, because ark is developed without an AMD GPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ DEVICE = "/dev/kfd"
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PAGE_BYTES = 4096
 DOORBELLS = 2 * PAGE_BYTES  # of a process on one GPU, from GFX9 on
-# The types of queues that are tried: first for the SDMA engines of links between GPUs, then for
-# those of the link to the host.
+# The types of queues that are tried, in this order: queues of the SDMA engines for links between
+# GPUs, then queues of the SDMA engines for the link to the host.
 QUEUE_TYPES = (3, 1)
 GTT, DOORBELL = 1 << 1, 1 << 3
 WRITABLE, EXECUTABLE, NO_SUBSTITUTE = 1 << 31, 1 << 30, 1 << 28

@@ -36,8 +36,9 @@ class Launch:
         self._begin = call("hipEventCreate", hip.hipEventCreate)
         self._end = call("hipEventCreate", hip.hipEventCreate)
         call("hipEventRecord", hip.hipEventRecord, self._begin, stream)
-        # A plain launch is used, because cooperative launches may share one queue with every copy
-        # of the process. An earlier check ensures that all blocks are resident at once.
+        # A plain launch is used. A cooperative launch may share one queue with all copies of the
+        # process, which would then wait for the kernel. Device.launch has checked that all blocks
+        # are resident at once.
         call(
             "hipModuleLaunchKernel",
             hip.hipModuleLaunchKernel,

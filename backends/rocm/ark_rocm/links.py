@@ -30,8 +30,8 @@ def read_links() -> MachineLinks:
 
     try:
         package = importlib.import_module("hip")
-        # HIP's modules are submodules in older releases of hip-python, and attributes of a package
-        # in newer ones.
+        # HIP's modules are submodules of `hip` up to hip-python 7.x, and attributes of a
+        # compatibility package in 10.x.
         hip = getattr(package, "hip", None) or importlib.import_module("hip.hip")
         code, count = hip.hipGetDeviceCount()
     except ImportError as error:

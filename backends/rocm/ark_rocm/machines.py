@@ -18,7 +18,7 @@ from ark.machine.costs import Costs, UnitCosts
 from ark.machine.tiles import UnitTiles
 from ark.machine.variant import block
 
-VOTE_BYTES = 256  # shared memory that the prelude keeps for itself, rounded up
+VOTE_BYTES = 256  # shared memory that the prelude reserves for votes, rounded up
 RESERVED = VOTE_BYTES + LOOP_BYTES  # plus the loop's shared memory
 CAPABILITIES = (
     Capability.PACKETS,
@@ -32,7 +32,8 @@ CAPABILITIES = (
 
 @dataclass(frozen=True)
 class Arch:
-    """An instruction set. lanes: lanes of a wave. lds: shared memory of a workgroup in bytes.
+    """The properties of one architecture (instruction set). lanes: lanes of a wave. lds: shared
+    memory of a workgroup in bytes.
 
     tick_ns: period of the constant-rate clock. unit: the kind of matrix unit. to_lds: True if
     direct loads to LDS have a separate address for each lane. flushes: True if the matrix unit
@@ -48,8 +49,8 @@ class Arch:
 
     @property
     def limits(self) -> ProcessorLimits:
-        """Registers of a compute unit. On RDNA, of a work-group processor, which has two compute
-        units.
+        """The registers and shared memory of a processor: of a compute unit on CDNA, of a
+        work-group processor (two compute units) on RDNA.
         """
         if self.unit == Capability.WMMA:
             return ProcessorLimits(4, 1536, 24, 16, 128 << 10, 1024)
@@ -80,8 +81,8 @@ CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA 
 STAGE_BYTES = 4096  # bytes of weights that are read in place; tasks are cut between (pairs of) rows
 UNDER_WAY = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both sides need 40 KB of shared memory
-# Rows of an attention tile, by kind of matrix unit. With 8 waves, each computes as many rows as a
-# block of its matrix unit has.
+# Rows of an attention tile, by kind of matrix unit. Each of the 8 waves computes as many rows as a
+# block of the matrix unit has.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
 # Tiles (rows, columns) of products of 16-bit types on gfx942, each with the share of its loop's
 # issue slots that matrix instructions take.
@@ -142,8 +143,7 @@ CDNA3 = Costs(
 _DIE = replace(CDNA3, source="estimated from an MI300X by published rates", signal_us=0.8)
 
 MODELS = {
-    # The figures are those of one of an MI250X's two dies, because HIP reports each die as a
-    # device.
+    # These are figures of one die. An MI250X has two dies, which HIP reports as two devices.
     "mi250x": Model(
         *("gfx90a", 110, 64, 1638.0, 191.5), replace(_DIE, cache_rate=3.5e6, cache_bytes=8e6)
     ),
@@ -197,7 +197,8 @@ def opened(
 ) -> Machine:
     """The model of an opened device; speeds come from the nearest product of its architecture.
 
-    peer_stores: True if its links to other devices do not support read-modify-write.
+    peer_stores: True if the device's links to other devices support only loads and stores, not
+    read-modify-write.
     """
     plain = arch.split(":", 1)[0]
     describe(plain)

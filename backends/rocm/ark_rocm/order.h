@@ -1,10 +1,11 @@
 // Acquires, releases, polls and packets. They determine which writes of a processor, another device
 // or the host become visible to a thread.
 
-// Markers in the assembly that emit no instruction. They mark that a flag was read (READ), that an
-// acquire has happened (ACQUIRED), that the following code publishes data (RELEASES), that it has
-// published the data, and that the stores of the whole block have arrived. At each marker the lint
-// of the machine code checks for the waits and cache operations that are needed there.
+// Markers for the lint of the machine code (ark_rocm_emulator.lint): comments in the assembly,
+// without an instruction. They mark that a flag was read (READ), that an acquire has happened
+// (ACQUIRED), that the following code publishes data (RELEASES), that it has published the data,
+// and that the stores of the whole block have arrived. At each marker the lint checks that the
+// required waits and cache operations are there.
 #define ARK_READ(scope) asm volatile("; ark.read " scope::: "memory")
 #define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
 #define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")

@@ -32,7 +32,9 @@ class Mapped:
 
 
 def export(hip: Any, index: int, address: int, nbytes: int) -> bytes:
-    """The handle of an allocation that begins at `address` on device `index`."""
+    """A handle by which other ranks can map the allocation that begins at `address` on device
+    `index`.
+    """
     handle = call("hipIpcGetMemHandle", hip.hipIpcGetMemHandle, address)
     raw = ctypes.string_at(int(handle), _IPC_BYTES)
     about = {
@@ -46,7 +48,9 @@ def export(hip: Any, index: int, address: int, nbytes: int) -> bytes:
 
 
 def open_handle(hip: Any, index: int, handle: bytes) -> Mapped:
-    """Maps a handle for device `index`. Raises SystemError if the peer cannot be reached."""
+    """Makes the memory that a handle of `export` describes accessible to device `index`. Raises
+    SystemError if the peer cannot be reached.
+    """
     raw, about = handle[:_IPC_BYTES], json.loads(handle[_IPC_BYTES:])
     if about["host"] != socket.gethostname():
         raise SystemError(

@@ -19,9 +19,9 @@ typedef ark_u32 ark_u32x4 __attribute__((ext_vector_type(4)));
 typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 
 // Device functions are inlined, because only then does the compiler see which pointers are to
-// shared memory. The exception (ARK_COLD) is code that runs when a wait takes long. Such a function
-// calls no other function, because that would need a stack. So a call costs the caller only the few
-// registers that the function uses, and no scratch memory.
+// shared memory. The exception are functions that run when a wait takes long (ARK_COLD). They call
+// no other function, because a nested call would need a stack. A call of such a function therefore
+// costs its caller only a few registers, and no scratch memory.
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
 #define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
@@ -39,9 +39,9 @@ ARK_DEVICE ark_global<T>* ark_to_global(T* p) {
 }
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
-// Copies word by word through a device-memory pointer. Otherwise, if one side of a branch loads
-// from shared memory and the other side from device memory, the compiler would merge both loads
-// into one flat load.
+// Copies a value from device memory word by word. A plain copy could become a flat load: if one
+// side of a branch loads from shared memory and the other side from device memory, the compiler
+// merges the two loads into one.
 template <typename T>
 ARK_DEVICE T ark_device_copy(ark_u64 address) {
   static_assert(sizeof(T) % sizeof(ark_u64) == 0, "whole words");
@@ -60,9 +60,8 @@ ARK_DEVICE T ark_device_copy(ark_u64 address) {
 extern __attribute__((device, shared, aligned(16))) char ark_lds[];
 #define ARK_SCRATCH(ctx) (ark_lds + ARK_LOOP_BYTES)
 #define ARK_PARAMS(ctx) (static_cast<const ArkParams*>(ark_kernel_params()))
-// In a called function the compiler does not know which memory the context and the parameters are
-// in. These macros state it. The low half of a shared-memory address is the offset in shared
-// memory.
+// These macros tell the compiler, in a function that is not inlined, which memory the context and
+// the parameters are in. The low half of a shared-memory address is the offset in shared memory.
 #define ARK_GIVEN(ctx) \
   (*(ArkCtx*)(__attribute__((address_space(3))) ArkCtx*)(ark_u32)(ark_u64) & (ctx))
 #define ARK_CALLS_WAIT true
@@ -80,10 +79,10 @@ static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");
 static_assert(ARK_LANES == 32, "RDNA waves have 32 lanes");
 #endif
 
-// The thread's number, hidden from the compiler. If the compiler knew that two tests of the number
-// have the same outcome, it would merge the end of a loop that begins and ends with `if (ark_tid()
-// == 0)` with the beginning of the next round. The other lanes of the wave would then reach the
-// next barrier without lane 0 and wait there for ever.
+// The thread's number, hidden from the compiler. Consider a loop whose body begins and ends with
+// `if (ark_tid() == 0)`. If the compiler knew that both tests have the same outcome, it would merge
+// the end of a round with the beginning of the next round. The other lanes of the wave would then
+// reach the next barrier without lane 0 and wait there for ever.
 ARK_DEVICE int ark_tid() {
   int tid = static_cast<int>(__builtin_amdgcn_workitem_id_x());
   asm volatile("" : "+v"(tid));
@@ -178,15 +177,15 @@ ARK_DEVICE ark_u64 ark_steady_ticks() {
 #elif defined(__GFX9__)
   return __builtin_amdgcn_s_memrealtime();
 #else
-  return __builtin_amdgcn_s_sendmsg_rtnl(0x83);  // the message that asks for it
+  return __builtin_amdgcn_s_sendmsg_rtnl(0x83);  // the message that requests the clock
 #endif
 }
 ARK_DEVICE ark_u64 ark_time_ns() { return ark_steady_ticks() * ARK_TICKS_NS; }
 
 // Sleeps for a short time, or after many polls for a longer time. readfirstlane tells the compiler
-// that the condition is the same in the whole wave. Around a branch that the compiler considers
-// divergent, a wave would execute both sleeps, because masked lanes do not keep a wave from
-// sleeping.
+// that the condition is the same in the whole wave. Without readfirstlane, the compiler would
+// execute both sides of the branch with some lanes masked. A wave would then sleep twice, because
+// masked lanes do not prevent a sleep.
 ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (__builtin_amdgcn_readfirstlane(spins) < 64u) {
     __builtin_amdgcn_s_sleep(1);

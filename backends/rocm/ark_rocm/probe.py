@@ -1,7 +1,7 @@
 """Looks for AMD GPUs; if there are none, reports the reason and a remedy.
 
-Creates no context and never raises. `ARK_ROCM_DEVICE=emulated:gfx942` asks the optional package
-ark_rocm_emulator to put its own HIP library in place first. Called by ark_rocm.__init__.
+Creates no context and never raises. With `ARK_ROCM_DEVICE=emulated:gfx942`, the optional package
+ark_rocm_emulator first replaces the HIP library by its own one. Called by ark_rocm.__init__.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def probe() -> Probe:
 
 
 def prepare() -> tuple[str, ...]:
-    """Activates the emulator if the environment asks for it; returns notes for the user."""
+    """Activates the emulator if ARK_ROCM_DEVICE asks for it. Returns notes for the user about
+    emulated devices; none for real ones.
+    """
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
         return ()

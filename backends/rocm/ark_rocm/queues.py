@@ -1,5 +1,6 @@
-"""Creates queues of SDMA engines that kernels write to. They are the Linux driver's queues, or the
-emulator's if it replaces HIP. Called by ark_rocm.device; docs/channels.md describes their use.
+"""Creates queues of SDMA engines (copy engines), to which kernels write copy requests. The Linux
+driver creates the queues, or the emulator if it replaces HIP. Called by ark_rocm.device;
+docs/channels.md describes their use.
 """
 
 from __future__ import annotations
