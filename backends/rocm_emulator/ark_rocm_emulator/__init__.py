@@ -1,9 +1,9 @@
-"""Runs AMD devices on the CPU: an emulator of their machine code, and a stand-in for the HIP
-library that uses it.
+"""Runs AMD GPU programs on the CPU: an emulator of the GPUs' machine code, and a replacement for
+the HIP library, which runs kernels on the emulator.
 
-The ROCm backend's tests run on it where no AMD GPU is available. `activate` (or the context manager
-`emulated`) makes the unmodified hip-python use emulated devices. `describe` returns a sentence that
-names the emulated devices.
+The ROCm backend's tests run on the emulator where no AMD GPU is available. `activate` (or the
+context manager `emulated`) makes the unmodified hip-python use emulated devices. `describe` returns
+a sentence that names the emulated devices.
 """
 
 from ark_rocm_emulator.device import (

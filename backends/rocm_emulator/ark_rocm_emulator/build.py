@@ -39,15 +39,15 @@ FLAGS = (
     "-fno-strict-aliasing",
     "-fPIC",
     "-fvisibility=hidden",
-    # A row (one register of all lanes) fills four of the host's widest vectors. By default,
-    # compilers consider these vectors slow and use vectors of half the width.
+    # One GPU register of all 64 lanes fills four 512-bit vectors of the host. Without this option,
+    # compilers use vectors of half the width.
     *(("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()),
 )
 
-# Source files whose code runs at every emulated instruction are compiled with -O3. In handlers that
-# are plain loops over lanes, -O2 with unrolling produces equally fast vector code. The files listed
-# here gain nothing from either option. They hold scalar and rare instructions, checks, stale
-# values, and code that runs once (decoding, printing, loading, starting).
+# Source files whose code runs at every emulated instruction are compiled with -O3. Plain loops over
+# lanes are compiled with -O2 and unrolling, which produces equally fast vector code. Files that
+# match _ONCE gain nothing from either option. They contain scalar and rare instructions, checks,
+# stale values, and code that runs once (decoding, printing, loading, starting).
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
     r"|exec_cvt_scale"
@@ -146,9 +146,9 @@ def _say(note: str) -> None:
 
 @contextmanager
 def _one_at_a_time(file_name: str) -> Iterator[None]:
-    """Makes processes that need the same build wait for the first of them instead of repeating it.
+    """Makes processes that need the same build wait until the first of them has built it.
 
-    A process that waits for two seconds reports it once.
+    A process that has waited for two seconds reports once that it waits.
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

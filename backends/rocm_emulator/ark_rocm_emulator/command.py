@@ -33,9 +33,9 @@ TYPE is one of {", ".join(TYPES)}.
 
 @dataclass(frozen=True)
 class Given:
-    """A kernel argument. data: the first bytes of a buffer, or the bytes of a number. nbytes: the
-    size of a buffer; 0 for a number. keep: the file to which the buffer is written afterwards, as
-    `dtype` and `shape`.
+    """A kernel argument: a buffer or a number. data: the initial bytes of the buffer, or the bytes
+    of the number. nbytes: the size of the buffer; 0 for a number. keep: the file to which the
+    buffer is written after the launch, as an array of `dtype` and `shape`.
     """
 
     data: bytes

@@ -44,7 +44,7 @@ class CompileError(BaseError):
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The words with which clang and ld.lld are started, before their arguments."""
+    """The commands that start clang and ld.lld, as lists of words without arguments."""
 
     clang: tuple[str, ...]
     lld: tuple[str, ...]

@@ -1,9 +1,9 @@
 """Makes hip-python use emulated AMD devices. Called by the ROCm backend and by tests.
 
-`activate` builds the stand-in for `libamdhip64.so` and `libhiprtc.so` and loads it before
-hip-python looks for them; hip-python itself is not changed. `emulated` does the same for the
-duration of a `with` block. Kernels are then executed by an interpreter of AMD machine code on the
-CPU. Its times say nothing about a GPU, which `describe` reports.
+`activate` builds a library that replaces `libamdhip64.so` and `libhiprtc.so` (the stand-in), and
+loads it before hip-python looks for them. hip-python itself is not changed. `emulated` does the
+same for the duration of a `with` block. Kernels are then executed by an interpreter of AMD machine
+code on the CPU. Its times say nothing about a GPU; the text of `describe` states this.
 """
 
 from __future__ import annotations
@@ -182,9 +182,10 @@ def _hip_version() -> int:
 
 
 def _lead_hip_python_to(path: Path) -> None:
-    """Makes hip-python open the emulator's libraries instead of ROCm's. hip-python opens a
-    library on the first call into it, in the directory that ROCM_PATH names, so ROCM_PATH is
-    changed for one call into each. path: the emulator's library.
+    """Makes hip-python open the emulator's libraries instead of ROCm's. hip-python opens a library
+    when one of the library's functions is first called, and looks for it in the directory
+    ROCM_PATH. So ROCM_PATH is changed while one function of each library is called. path: the
+    emulator's library.
     """
     before = os.environ.get("ROCM_PATH")
     os.environ["ROCM_PATH"] = str(path.parent.parent)

@@ -1,8 +1,8 @@
-"""Reads the timing model's profile: the cycles that a launch on a product with predicted times has
-spent at each instruction.
+"""Reads the profile of the timing model, which predicts a launch's times on a GPU product: the
+cycles that the launch has spent at each instruction.
 
-Called by the ROCm backend for `ark bench ops --isa`. The file itself can be read too; an
-environment variable names it (docs/rocm-timing.md).
+Called by the ROCm backend for `ark bench ops --isa`. The profile is a text file. An environment
+variable sets its path (docs/rocm-timing.md).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ VARIABLE = "ARK_ROCM_EMULATOR_PROFILE"
 @dataclass(frozen=True)
 class Spent:
     """The profile of one instruction. offset: its offset in the code object. cycles: the cycles
-    that waves have spent at it. shared: the cycles for which it kept the LDS busy. conflicts: those
-    of the `shared` cycles in which lanes waited for a bank that other lanes used.
+    that waves have spent at the instruction. shared: the cycles for which the instruction kept the
+    LDS busy. conflicts: how many of the `shared` cycles were bank conflicts.
     """
 
     offset: int

@@ -9,10 +9,11 @@ namespace ark_hip {
 namespace {
 
 // True if a copy may access the range of addresses. The range must lie in one allocation, in one
-// variable, or in host memory only. known: set to true if it is in an allocation or a variable.
+// variable, or in host memory that HIP did not allocate. known: set to true in the first two cases.
 bool plausible(Runtime& rt, const void* address, uint64_t size, bool* known) {
   const uint64_t begin = uint64_t(address);
-  // Tests whether `begin` is in [base, base + span). If so, sets the result for the whole range.
+  // Tests whether `begin` is in [base, base + span). If so, sets `fits` to whether the whole range
+  // is.
   bool fits = false;
   const auto inside = [begin, size, &fits](uint64_t base, uint64_t span) {
     if (begin < base || begin - base >= span) return false;

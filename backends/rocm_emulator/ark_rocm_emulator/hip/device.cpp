@@ -1,6 +1,6 @@
-// HIP's functions for devices: their number, their properties, and which of them can access whose
-// memory. Names contain "emulated" wherever HIP has a text field. The numbers are those of the
-// emulated device, never of the GPU that it models.
+// HIP's functions for devices: their count, their properties, and which devices can access each
+// other's memory. All names contain "emulated". All numbers, such as the number of compute units,
+// are those of the emulated device and not of the GPU model.
 #include <unistd.h>
 
 #include <cstdio>
@@ -171,8 +171,8 @@ HIP_EXPORT hipError_t hipDeviceGet(int* device, int ordinal) {
   return hipSuccess;
 }
 
-// Clears only the sticky error. Data that a fault has destroyed stays lost, as after a reset of a
-// GPU.
+// Clears only the error that a kernel's fault has left. Data that the fault has destroyed stays
+// lost, as after a reset of a GPU.
 HIP_EXPORT hipError_t hipDeviceReset() {
   HIP_ENTER();
   wait_device(*rt, current_device);

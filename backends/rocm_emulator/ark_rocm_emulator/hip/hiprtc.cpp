@@ -82,7 +82,7 @@ HIP_EXPORT const char* hiprtcGetErrorString(hiprtcResult result) {
 
 HIP_EXPORT hiprtcResult hiprtcVersion(int* major, int* minor) {
   if (!major || !minor) return HIPRTC_ERROR_INVALID_INPUT;
-  *major = 9;  // hiprtc has answered 9.0 since its first release
+  *major = 9;  // hiprtc has always reported version 9.0
   *minor = 0;
   return HIPRTC_SUCCESS;
 }

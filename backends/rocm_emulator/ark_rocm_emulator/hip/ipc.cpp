@@ -24,9 +24,9 @@ struct Handle {
 };
 static_assert(sizeof(Handle) == sizeof(hipIpcMemHandle_t), "a HIP handle is 64 bytes");
 
-// Maps the records of accesses to this memory, which the checks of all processes share, for the
-// part that begins at `offset`. Null if the records cannot be shared; the processes then do not see
-// each other's accesses.
+// Maps records of accesses to a device's memory, for `size` bytes of this memory from `offset` on.
+// The emulator's race checks of all processes share these records. Null if the records cannot be
+// shared; the checks then do not see other processes' accesses.
 void* map_records(int fd, uint64_t offset, uint64_t size) {
   constexpr uint64_t kPerByte = ark_emu::kRecordBytes / 4;
   void* at = mmap(nullptr, size * kPerByte, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd,

@@ -11,8 +11,8 @@ namespace {
 
 bool hidden(const ark_emu::KernelArg& arg) { return arg.value_kind.compare(0, 7, "hidden_") == 0; }
 
-// Copies the explicit arguments to the layout that the kernel expects, from either of HIP's two
-// ways to pass them.
+// Copies the explicit arguments to the layout that the kernel expects. HIP passes them in one of
+// two ways: as pointers to each argument (params) or as one buffer (extra).
 hipError_t gather(const ark_emu::KernelInfo& kernel, void** params, void** extra,
                   std::vector<uint8_t>* out) {
   uint32_t end = 0;

@@ -21,14 +21,14 @@ enum FunctionAttribute : int {
   kAttributeCarveout = 9,
 };
 
-// Returns the size of a code object that is passed without one: up to the last byte of an ELF or of
-// an offload bundle. 0 if it is neither, or if its headers point beyond the memory that the process
-// can read.
+// Returns the size in bytes of a code object, computed from its headers, because HIP's callers do
+// not pass a size. The code object is an ELF file or an offload bundle. Returns 0 if it is neither,
+// or if its headers point to memory that the process cannot read.
 size_t image_size(const uint8_t* image) {
   static const uint8_t elf[4] = {0x7f, 'E', 'L', 'F'};
   static const char bundle[] = "__CLANG_OFFLOAD_BUNDLE__";
   constexpr uint64_t kMost = uint64_t(1) << 32;
-  uint64_t end = 64;  // of the bytes that are known to be in the image
+  uint64_t end = 64;  // end of the part of the image that was found so far
   if (!readable(image, end)) return 0;
   const auto word = [image](uint64_t at, size_t width) {
     uint64_t value = 0;

@@ -1,5 +1,6 @@
-// Creates, configures and reports the stand-in's state. The ark_emulator_* functions are not part
-// of HIP: the Python package calls them to choose devices and to read the emulator's messages.
+// Creates and configures the emulated devices, and reports their failures. The ark_emulator_*
+// functions are not part of HIP. The Python package calls them to choose devices and to read the
+// emulator's messages.
 #include "runtime.h"
 
 #include <fcntl.h>
@@ -18,13 +19,13 @@ namespace {
 std::mutex g_lock;
 Runtime* g_runtime = nullptr;  // never destroyed: threads of the emulator may outlive main
 Settings g_settings;
-std::vector<std::pair<Runtime*, Settings>> g_waiting;  // what ark_emulator_enter put aside
+std::vector<std::pair<Runtime*, Settings>> g_waiting;  // saved by ark_emulator_enter
 std::string g_error = "no emulated device was asked for";
 
 thread_local hipError_t last_error = hipSuccess;
 
-// The most and the least bytes of address space to reserve for a device's memory. Memory is
-// allocated page by page. If the system does not grant the larger size, less is reserved.
+// The most and the least bytes of address space to reserve for a device's memory. If the system
+// does not grant a size, half of it is tried. Physical pages are allocated only when they are used.
 constexpr uint64_t kMostArenaBytes = uint64_t(1) << 40, kLeastArenaBytes = uint64_t(1) << 32;
 
 Arena make_arena(int device) {
@@ -32,7 +33,8 @@ Arena make_arena(int device) {
   std::string name = "ark-emulated-device-" + std::to_string(device);
   arena.fd = memfd_create(name.c_str(), MFD_CLOEXEC);
   if (arena.fd < 0)
-    throw ark_emu::Error("no memory file for an emulated device: " + std::string(strerror(errno)));
+    throw ark_emu::Error("cannot create the memory file of an emulated device: " +
+                         std::string(strerror(errno)));
   for (uint64_t size = kMostArenaBytes; size >= kLeastArenaBytes; size /= 2) {
     if (ftruncate(arena.fd, off_t(size)) != 0) continue;
     void* base =
@@ -43,7 +45,7 @@ Arena make_arena(int device) {
     return arena;
   }
   close(arena.fd);
-  throw ark_emu::Error("the system grants no address space for an emulated device");
+  throw ark_emu::Error("the system refused to reserve address space for an emulated device");
 }
 
 // A child of fork has none of the threads of its parent's runtime, so it starts with a new one.
@@ -96,7 +98,7 @@ void close_runtime(Runtime* rt) {
   close_dma(*rt);
   {
     std::lock_guard<std::mutex> hold(rt->lock);
-    for (auto& device : rt->devices) device->sticky = hipErrorIllegalState;  // nothing new starts
+    for (auto& device : rt->devices) device->sticky = hipErrorIllegalState;  // no new work starts
   }
   for (auto& device : rt->devices) {
     for (Stream* stream : device->streams) drain(*stream);

@@ -32,9 +32,9 @@ struct Settings {
   uint64_t seed = 0;
   bool checks = false;
   bool stale = false;              // values may be stale (LaunchOptions::stale)
-  bool stores_only = false;        // links between devices carry no read-modify-write
+  bool stores_only = false;        // no read-modify-write over links between devices
   bool parallel = true;
-  bool implicit_sync = true;       // freeing and unloading wait for kernels; else they fail
+  bool implicit_sync = true;       // freeing and unloading wait for kernels, or else fail
   bool report = true;              // print a kernel's failure to stderr when it happens
   int compute_units = 8;           // per device: few, because every workgroup is interpreted
   uint32_t max_slice = 256;
@@ -127,7 +127,7 @@ struct Function {
 // process by name.
 struct Arena {
   int fd = -1;
-  int records_fd = -1;       // ark_emu::Region::records of all of it; made when it is first shared
+  int records_fd = -1;       // file of ark_emu::Region::records; created when first shared
   uint64_t base = 0, capacity = 0, top = 0, used = 0;
 };
 
@@ -187,7 +187,8 @@ void wait_device(Runtime& rt, int device);
 bool quiet(Runtime& rt, int device, const char* call);
 hipError_t sticky_error(Runtime& rt, int device);
 
-// memory.cpp True if the process can read every byte. Memory outside of HIP's allocations must be
+// memory.cpp
+// True if the process can read every byte. Memory outside of HIP's allocations must be
 // mapped by the process.
 bool readable(const void* address, uint64_t size);
 const Allocation* find_allocation(Runtime& rt, uint64_t address);  // under rt.lock

@@ -30,7 +30,7 @@ enum AtomicOp : uint32_t {
 };
 
 constexpr int kFirstQueue = 1;
-constexpr int kDmaFailure = 100;  // beside the core's kinds of errors
+constexpr int kDmaFailure = 100;  // distinct from ark_emu::ErrorKind
 bool progress_all(Runtime& rt) {
   std::vector<std::shared_ptr<SdmaQueue>> queues;
   {
@@ -68,7 +68,7 @@ bool compare(uint32_t function, uint32_t seen, uint32_t wanted) {
   }
 }
 
-// Stands for the engine if checks are off: its writes count as writes by the host.
+// The engine's memory accesses if checks are off. Its writes count as writes by the host.
 class Unchecked final : public ark_emu::Agent {
  public:
   explicit Unchecked(ark_emu::Machine& machine) : machine_(machine) {}
@@ -157,7 +157,7 @@ SdmaQueue::Step SdmaQueue::copy_part(uint64_t from, uint64_t to, uint64_t size) 
   if (!sound(agent_->read(from + moved_, part))) return Step::Broken;
   if (!sound(agent_->write(to + moved_, part))) return Step::Broken;
   memmove(reinterpret_cast<void*>(to + moved_), reinterpret_cast<void*>(from + moved_), part);
-  ark_emu::Region region;   // other processes see only the host's writes to it
+  ark_emu::Region region;   // shared memory: other processes see only host writes
   if (rt_.machine->find_region(to, &region) && region.records != nullptr)
     rt_.machine->host_wrote(to + moved_, part);
   moved_ += part;

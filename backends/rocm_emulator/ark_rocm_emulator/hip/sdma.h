@@ -31,8 +31,8 @@ class SdmaQueue {
   uint64_t executed() const { return executed_.load(); }
 
   // Executes packets until it reaches the doorbell's value, a poll whose condition is not met, or
-  // an error. Depending on the emulator's seed it runs late and performs copies in parts. Returns
-  // true if it did anything.
+  // an error. The emulator's seed determines how late packets are executed and into which parts
+  // copies are divided. Returns true if it did anything.
   bool progress();
 
  private:
@@ -43,7 +43,7 @@ class SdmaQueue {
     return word(at, index) | uint64_t(word(at, index + 1)) << 32;
   }
   bool reachable(uint64_t address, uint64_t size, const char* what);
-  bool sound(const std::string& wrong);   // reports what the checks have found
+  bool sound(const std::string& wrong);   // reports `wrong`; true if it is empty
   std::string fetched(uint64_t at, uint64_t length);
   Step copy_part(uint64_t from, uint64_t to, uint64_t size);
   void fail(const std::string& why);
@@ -56,7 +56,7 @@ class SdmaQueue {
   std::mutex lock_;
   std::unique_ptr<ark_emu::Agent> agent_;
   ark_emu::Random random_;
-  uint64_t moved_ = 0;                     // bytes of the packet's copy that are there
+  uint64_t moved_ = 0;                     // bytes that the current copy packet has copied
 };
 
 }  // namespace ark_hip

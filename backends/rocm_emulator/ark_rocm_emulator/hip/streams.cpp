@@ -1,6 +1,6 @@
-// Streams and events. A stream is a queue with a thread that executes its work. The null stream
-// waits for every blocking stream of its device, and they wait for it, as HIP's legacy default
-// stream does. Times are those of the emulation.
+// Streams and events. A stream is a queue with a thread that executes its work. The null stream and
+// the blocking streams of its device wait for each other, as with HIP's legacy default stream.
+// Event times are durations of the emulation.
 #include <cstdio>
 
 #include "runtime.h"
@@ -34,7 +34,7 @@ void Op::finish() {
 
 namespace {
 
-constexpr int kUnderKernel = 101;  // beside the core's kinds of errors and those of DMA queues
+constexpr int kUnderKernel = 101;  // distinct from ark_emu::ErrorKind and kDmaFailure
 
 void work_off(Stream* stream) {
   for (;;) {

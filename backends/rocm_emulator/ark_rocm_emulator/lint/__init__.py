@@ -1,4 +1,4 @@
-"""The ISA lint: checks of the machine code for faults that execution on the emulator cannot show.
+"""The ISA lint: checks AMD machine code for faults that running it on the emulator cannot show.
 
 The tests of the ROCm backend call ``lint`` on the assembly of every kernel that ark emits. The lint
 checks cache control around scoped synchronisation; budgets of scratch, LDS and registers; and that
@@ -37,11 +37,10 @@ def lint(
     """Checks AMD GPU assembly and returns the findings in text order. The result is empty if there
     are no faults.
 
-    Args:
-        assembly: text of optimised ``clang -S``, or a disassembly through ``as_assembly``.
-        target: limits and cache rules, ``TARGETS[arch]``.
-        expectations: properties that the plan promises for its kernels.
-        resources: figures by kernel name, for a listing without a metadata note.
+    Args: assembly: text of optimised ``clang -S``, or a disassembly through ``as_assembly``.
+    target: limits and cache rules, ``TARGETS[arch]``. expectations: the properties that the kernels
+    must have, such as the size of a workgroup. resources: each kernel's resources by its name, for
+    a listing without a metadata note.
     """
     expected = expectations or Expectations()
     listing = parse(assembly)

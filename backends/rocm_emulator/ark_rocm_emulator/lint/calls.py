@@ -1,6 +1,7 @@
-"""Inlines the called functions of a kernel at each call, so that the rules can follow a path
-through them. The instructions before a call show which function it calls. If they are not in the
-same block as the call, the call may be of any function that the caller names.
+"""Inlines the functions that a kernel calls, so that the lint's rules can follow a path through
+them. The instructions before a call load the address of the called function. If these instructions
+are in another block than the call, every function whose address the caller loads may be the called
+one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _PAIR = re.compile(r"^s\[(\d+):\d+\]$")
 
 
 def with_calls(function: Function, functions: Iterable[Function]) -> Function:
-    """`function` with a copy of the called functions, directly or indirectly, at each call.
-    Recursive calls and calls of functions that are not in `functions` are skipped.
+    """Returns `function` with each call replaced by a copy of the called function, also within the
+    copies. Recursive calls and calls of functions that are not in `functions` are skipped.
     """
     return _expanded(function, {f.name: f for f in functions}, (function.name,))
 

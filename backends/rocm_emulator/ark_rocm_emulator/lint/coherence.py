@@ -2,10 +2,10 @@
 
 The emulator is sequentially consistent, so a missing fence does not change the results of an
 emulated kernel; only the instructions show it. This module does a forward data-flow analysis over
-the blocks of a function. Its facts are steps that are still missing on a path: a store that was not
-waited for, a cache that was not written back, a flag that was read without an invalidation. At each
-synchronisation point it reports the facts that must not hold there. The required sequences are
-those of the memory model tables in LLVM's "User Guide for AMDGPU Backend", section "Memory Model".
+the blocks of a function. Its facts are steps that are still missing on a path: a wait for a store,
+a write-back of a cache, an invalidation after a flag was read. At each synchronisation point it
+reports the missing steps that are required there. The required sequences are those of the memory
+model tables in LLVM's "User Guide for AMDGPU Backend", section "Memory Model".
 
 The synchronisation points are found in two ways. Markers are assembly comments that state the
 intent exactly: ``; ark.release <scope>`` before a publication and ``; ark.released <scope>`` after
@@ -154,10 +154,9 @@ class Coherence:
             caches = rules.invalidates[key]
             return facts - {f"stale:{c}" for c in caches} - {f"spun:{c}" for c in caches}
         if key in rules.writes_back:
-            # A store that is in flight when a write-back begins may not be written back. It counts
-            # as missing only until the next wait for both the store and the write-back, which every
-            # publication requires anyway. A workgroup that has stored nothing has nothing to write
-            # back.
+            # A write-back may miss a store that is still in flight when it begins. This is not
+            # reported: every publication requires a wait for both the store and the write-back
+            # anyway. A workgroup that has stored nothing has nothing to write back.
             pieces = rules.writes_back[key]
             out = {"write-back-out"} if "stored" in facts else set()
             return facts - {f"dirty:{p}" for p in pieces} | out

@@ -1,4 +1,4 @@
-"""The input of a lint rule, which is the plan's promises, and its output, the findings."""
+"""The lint's expectations of a kernel, and the findings that it reports."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Expectations:
-    """The properties of a kernel that the plan promises.
+    """The properties that a kernel must have, according to the plan it was compiled for.
 
     ``threads`` and ``dynamic_lds`` (bytes) are those of one workgroup at launch.
     ``workgroups_per_cu`` must be resident at once (a loop kernel requires it). ``matrix``: True if
     MFMA or WMMA instructions must be present. ``marked``: the scopes in which all synchronisation
-    between processors has markers. These markers must be present, and a scoped access without a
-    marker is intended (packets, which carry their epoch). ``completed_barriers``: True if a wave's
-    stores must have completed at a barrier after which another wave publishes them. clang omits
-    that on CDNA, and LLVM added it for RDNA's CU mode (llvm-project pull request 160501).
-    ``kernels`` limits the lint to these functions.
+    between processors has markers. The markers of these scopes must be present. Scoped accesses
+    without a marker are then not reported: they are packets, which carry their epoch.
+    ``completed_barriers``: True if a wave's stores must have completed at a barrier after which
+    another wave publishes them. On CDNA, clang omits the wait for these stores; LLVM added the wait
+    for RDNA's CU mode (llvm-project pull request 160501). ``kernels`` limits the lint to these
+    functions.
     """
 
     threads: int = 256

@@ -24,7 +24,8 @@ _KERNEL_KEY = re.compile(r"^ {4}\.(\w+):\s*(.+?)\s*$")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One machine instruction, or a marker comment that names an intended synchronisation.
+    """One machine instruction, or a marker: an assembly comment such as `; ark.release agent`,
+    which states the intended synchronisation.
 
     ``mnemonic`` has no encoding suffix; a marker has one of ``MARKERS`` as its mnemonic and
     the scope in ``operands``. ``line`` counts from 1 in the text that was given.
@@ -89,8 +90,8 @@ def _number(text: str) -> int | None:
 
 
 def waited(inst: Instruction) -> Mapping[str, int]:
-    """The counters for which a form of ``s_waitcnt`` waits, each with the number that may stay
-    outstanding.
+    """The counters for which a wait instruction (a form of ``s_waitcnt``) waits, each with the
+    number of accesses that may stay in flight.
     """
     if inst.mnemonic == "s_waitcnt":
         counters = {name: int(value) for name, value in _COUNTER.findall(inst.text)}
@@ -158,8 +159,8 @@ def _parse_function(name: str, lines: list[tuple[int, str]]) -> Function:
 
 
 def _parse_resources(lines: list[str]) -> dict[str, Resources]:
-    """The figures of kernels in the metadata note, whose keys are indented by four spaces, one
-    group per kernel.
+    """Reads the kernels' resources from the metadata note. The note has one group of keys per
+    kernel, indented by four spaces.
     """
     resources: dict[str, Resources] = {}
     group: dict[str, str] = {}

@@ -1,10 +1,10 @@
 """Counts the instructions of a kernel's busiest loop, and the share of its issue slots that go to
 matrix units.
 
-A slot is four cycles. A compute unit's matrix unit works for as many slots as a matrix instruction
-has passes (AMD's instruction set documents); every other instruction takes one slot. The share is
-therefore the largest fraction of their peak that the matrix units could reach without any waits.
-Called by the ROCm backend for `ark bench ops --isa`.
+A slot is four cycles. A matrix instruction takes as many slots as it has passes (AMD's instruction
+set documents). Every other instruction takes one slot. The share is therefore the largest fraction
+of the peak rate that the matrix units could reach in this loop, if it never waited. Called by the
+ROCm backend for `ark bench ops --isa`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def _loops(functions: Iterable[Function]) -> list[list[Instruction]]:
 
 
 def matrix_loop(assembly: str, arch: str, kernel: str) -> LoopFigures:
-    """Figures of the innermost loop that keeps the matrix units busy longest. Among equal ones, the
-    loop with the fewest instructions is used.
+    """Counts the instructions of the innermost loop that keeps the matrix units busy longest. If
+    several loops do so equally long, the one with the fewest instructions is used.
 
     Args:
         assembly: the output of ``clang -S`` with optimisation.

@@ -1,8 +1,8 @@
 """Compiles device source of the ROCm dialect for an NVIDIA GPU, through NVRTC and a header.
 
-Synchronisation tests normally run their device code on the emulator. This package lets them run the
-same code on hardware with a weak memory model. The header maps AMD's compiler builtins to NVIDIA's;
-this module runs the compiler.
+Synchronisation tests normally run their device code on the emulator. With this package the tests
+run the same code on hardware with a weak memory model. The header hip_on_nvrtc.h maps AMD's
+compiler builtins to NVIDIA's. This module runs the compiler.
 """
 
 from __future__ import annotations

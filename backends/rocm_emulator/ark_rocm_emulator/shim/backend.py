@@ -1,10 +1,10 @@
-"""The ROCm dialect's synchronisation on an NVIDIA GPU: `ARK_ROCM_DEVICE=shim`.
+"""Runs the ROCm dialect's synchronisation on an NVIDIA GPU, with `ARK_ROCM_DEVICE=shim`.
 
-`ark doctor --backend rocm` then uses such a GPU. The doctor's kernel uses the unmodified ROCm
-prelude with its fences, scopes, polls and packets. NVRTC compiles it through the shim, and the CUDA
-backend's device runs it. This tests the prelude's synchronisation between blocks, processes and the
-host on hardware with a weak memory model. It does not test AMD's code generation, memory or driver.
-Only the doctor can use this backend, because it has no task bodies.
+`ark doctor --backend rocm` then uses an NVIDIA GPU. The doctor's kernel contains the unmodified
+ROCm prelude with its fences, scopes, polls and packets. NVRTC compiles it through the shim, and the
+CUDA backend's device runs it. This tests the prelude's synchronisation between blocks, processes
+and the host on hardware with a weak memory model. It does not test AMD's code generation, memory or
+driver. Only the doctor can use this backend, because it has no task bodies.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 // Definitions that ark's ROCm prelude needs in addition to hip_on_nvrtc.h. The prelude contains AMD
-// assembly: waits for stores, which the fences beside them make unnecessary here, and markers for
-// the lint. From here on `asm volatile(...)` is therefore defined to be empty (no other use of
-// `volatile` has a parenthesis after it).
+// assembly: waits for stores, which are unnecessary here because of the fences beside them, and
+// markers for the lint. Therefore `asm volatile(...)` is defined to be empty from here on. Other
+// uses of `volatile` have no parenthesis after it and are unchanged.
 #define asm
 #define volatile(...) ((void)0)
 
-// On NVIDIA the entry point receives the parameters by value, so they are not read in place and
-// this address is not used.
+// The address of a kernel's parameters. It is not used on NVIDIA, where the entry point receives
+// the parameters by value.
 #define __builtin_amdgcn_kernarg_segment_ptr() (static_cast<const void*>(nullptr))
 #define __builtin_amdgcn_s_sendmsg_rtnl(MESSAGE) ark_global_time()
 
