@@ -190,8 +190,8 @@ U apply(AtomicOp op, U old, U data, U data2) {
   return old;
 }
 
-// Performs an atomic operation on one memory cell of type T. Returns the value that the cell had
-// before.
+// Performs an atomic operation on one value of type T in memory. Returns the old value. Sets
+// `changed` if the operation changed it.
 template <class T>
 uint64_t modify(uint8_t* cell, AtomicOp op, uint64_t data, uint64_t data2, bool& changed) {
   T* at = reinterpret_cast<T*>(cell);
@@ -213,7 +213,7 @@ void check_link(Wave& w, const Inst& i, const Addresses& a) {
     if (!region.far && (region.device < 0 || region.device == w.grid->device)) continue;
     throw Fault{ErrorKind::Link,
                 *i.name + " reads, modifies and writes memory of another device, but the link to " +
-                    "it carries loads and stores alone: " +
+                    "it supports only loads and stores: " +
                     describe_address(w.grid->view, a.at[lane]),
                 lane, a.at[lane]};
   }
@@ -277,7 +277,7 @@ void store_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
       });
     }
     w.changed |= changed;
-  }   // doorbells ring unlocked: their engines may report writes
+  }   // doorbells are notified without the lock, because engines may report writes
   if (a.space == Space::Global && (region == nullptr || region->region.on_store)) {
     notify_stores(a, region, bytes, w.grid->view);
   }

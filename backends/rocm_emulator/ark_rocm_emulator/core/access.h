@@ -31,9 +31,9 @@ enum class AtomicOp : uint8_t {
   AddF, MinF, MaxF, CmpSwapF, PkAddF16, PkAddBf16, Wrap, SubClamped,
 };
 
-// Returns the value that `op` stores to memory that contained `old`. The value has 4 or 8 bytes.
-// `data2` is the new value of CmpSwap (`data` is the expected one), the bits that MskOr sets, or
-// the amount that Wrap adds below `data`.
+// Returns the value that the atomic operation `op` stores to memory that contained `old`. Values
+// have 4 or 8 bytes. `data2` is used by three operations: CmpSwap stores it if memory contained
+// `data`, MskOr sets its bits, and Wrap adds it if `old` is below `data`.
 uint64_t atomic_result(AtomicOp op, int bytes, uint64_t old, uint64_t data, uint64_t data2);
 // Performs the lanes' atomic operations one after another. The values that memory had before are
 // written to `before` (rows) if it is not null.

@@ -167,8 +167,8 @@ void note_release(Wave& w) {
   WaveChecks& c = *w.checks;
   const Arch arch = w.grid->program->arch();
   const uint32_t complete = complete_global(c);
-  // A wave sees its own completed stores. Other waves see them too if no cache between the two
-  // waves holds them back.
+  // A wave sees its own completed stores. Other waves see these stores too, unless a write-back
+  // cache between the waves delays them.
   const auto publish = [&](Published& to, bool through) {
     if (through) to.seen = c.seen;
     if (through || c.last_store <= to.own) to.own = std::max(to.own, complete);
@@ -199,8 +199,8 @@ const ReleaseRecord* record_of(Contributor from) {
   const auto& records = history.records;
   const auto next = std::upper_bound(records.begin(), records.end(), from.epoch,
                                      [](uint32_t e, const ReleaseRecord& r) { return e < r.time; });
-  // The epoch is older than the oldest record that is kept, so the oldest record is used. It orders
-  // more accesses than are ordered in fact, so a race may be missed.
+  // If the epoch is older than the oldest record that is kept, the oldest record is used. This
+  // record orders more accesses than the wave had released, so a race may be missed.
   return next == records.begin() ? &records.front() : &*(next - 1);
 }
 
@@ -237,8 +237,8 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   if (found == nullptr) return;
   const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
-    // A barrier adds the wave's own accesses to `seen`, although some may not be visible outside of
-    // the workgroup. `own` limits them to the epoch up to which they are visible.
+    // A barrier adds the wave's own accesses to `seen`, although some of them may not be visible
+    // outside of the workgroup. `own` is the last epoch whose accesses are visible there.
     join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };
@@ -260,9 +260,10 @@ void check_barrier_reached(Wave& w) {
 }
 
 // Called when a barrier completes: orders every wave of the group after the accesses that the other
-// waves made before the barrier. Global accesses count in program order on CDNA (one L1 serves the
-// group in order), and if they are completed on RDNA. LDS accesses count if they were waited for.
-// The waves share one scalar cache, so if one wave has cleared it, it is cleared for all.
+// waves made before the barrier. On CDNA all earlier global accesses are ordered, because one L1
+// cache serves the group in order; on RDNA only completed ones are. LDS accesses are ordered if the
+// wave has waited for them. The waves share one scalar cache: if one wave has cleared it, it is
+// cleared for all.
 void check_barrier_passed(Workgroup& group) {
   const std::lock_guard lock(World::get().mutex);
   SharedClock all, all_lds, past, cleared;

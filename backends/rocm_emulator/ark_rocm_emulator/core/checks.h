@@ -24,8 +24,8 @@ enum class AccessKind : uint8_t { Read, Write, Atomic };
 // check_after runs after the instruction and records which operations it has left in flight.
 void check_before(Wave& w, const Inst& i);
 void check_after(Wave& w, const Inst& i);
-// Locks the state of the checks while an access is checked and performed. Grids on other threads
-// then see the access and its record at the same time. Does nothing if checks are off.
+// Locks the state of the checks while an access is checked and performed, so that no grid on
+// another thread sees the access without its record. Does nothing if checks are off.
 class CheckedAccess {
  public:
   explicit CheckedAccess(const Wave& w);

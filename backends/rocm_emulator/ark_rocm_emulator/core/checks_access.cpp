@@ -102,7 +102,7 @@ void check_lanes(Wave& w, const Inst& i, const Addresses& a, int bytes, const ui
       throw Fault{ErrorKind::Race,
                   *i.name + " writes different values from lanes " + std::to_string(before) +
                       " and " + std::to_string(after) + " to " + place(x, at) +
-                      ": which one stays is not defined",
+                      ": it is undefined which value remains",
                   after, at};
     }
   }

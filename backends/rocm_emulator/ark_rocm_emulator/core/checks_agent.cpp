@@ -1,5 +1,5 @@
-// The happens-before order of engines that access memory independently of the processors (agent.h).
-// With checks off a region has no shadow pages, and these functions report nothing.
+// Race checks of engines that access memory independently of the processors (agent.h). With checks
+// off, these functions report nothing, because regions have no records of accesses (shadow pages).
 #include <algorithm>
 
 #include "agent.h"
@@ -190,9 +190,9 @@ class CheckedAgent final : public Agent {
     return false;
   }
 
-  // Calls `visit` for the checks' cells (four bytes each) of a memory range until it returns an
-  // error. Memory that other processes have mapped has separate records, to which engines do not
-  // add.
+  // Calls `visit` for each of the checks' cells (four bytes) of a memory range, until a call
+  // returns an error. Accesses by engines are not recorded for memory that several processes have
+  // mapped.
   template <class F>
   std::string cells(uint64_t address, uint64_t size, F visit) {
     const auto entry = memory_->find(address);

@@ -1,5 +1,5 @@
-// Functions of the checks for engines beside the processors, shared by checks.cpp, machine.cpp and
-// checks_agent.cpp.
+// Race checks of engines that access memory independently of the processors (agent.h). Used by
+// checks.cpp, machine.cpp and checks_agent.cpp.
 #pragma once
 
 #include <memory>
@@ -15,9 +15,9 @@ constexpr int kEngine = -1;  // SlotHistory::device of an engine: far from every
 
 std::unique_ptr<Agent> checked_agent(std::shared_ptr<Memory> memory);
 
-// Returns what a wave's flags publish to waves that read them, at one point of the wave's history:
-// `from` has the wave and the epoch in which it wrote the flag. Returns null if the wave has ended.
-// Then all of its accesses are ordered before later ones.
+// Returns what a flag publishes to waves that read it. `from` has the wave that wrote the flag, and
+// the epoch in which it did. Returns null if that wave has ended; all of its accesses are then
+// ordered before later ones.
 const ReleaseRecord* record_of(Contributor from);
 
 }  // namespace ark_emu

@@ -1,10 +1,10 @@
-// Checks of wait states around matrix instructions. Hardware does not delay an instruction that
-// touches registers that a matrix instruction is still writing or reading. The program must have as
-// many independent instructions, or s_nop, in between as the tables require. Sources: AMD's CDNA2,
+// Checks of wait states around matrix instructions. The hardware does not delay an instruction that
+// uses registers which a matrix instruction is still writing or reading. The program must place
+// enough independent instructions or s_nop between the two instructions. Sources: AMD's CDNA2,
 // CDNA3 and CDNA4 instruction set documents, "Dependency resolution: required independent
-// instructions". For cases that they omit, the rules are those of LLVM's AMDGPU back end (its rules
-// for gfx950 add one wait state to most of gfx942's). An instruction is one wait state; s_nop is as
-// many as its operand states.
+// instructions". For cases that these documents omit, the rules are those of LLVM's AMDGPU back end
+// (which for gfx950 mostly requires one wait state more than for gfx942). An instruction is one
+// wait state; s_nop is as many as its operand states.
 #include <algorithm>
 #include <string_view>
 
@@ -74,7 +74,7 @@ int more(const MatrixRole& from, Arch arch) { return arch == Arch::gfx950 && fro
 // operand C (the sums).
 int before_c(const MatrixRole& from, const MatrixRole& to, Arch arch, bool same, bool same_name) {
   if (arch == Arch::gfx90a && from.f64 && !to.f64) return 0;
-  if (same) {   // results are handed on inside the unit
+  if (same) {   // the unit forwards its results internally
     if (from.f64) return from.passes == 4 && same_name ? 4 : 0;
     return arch != Arch::gfx90a && from.passes == 2 ? 2 : 0;
   }
@@ -204,7 +204,7 @@ class Checker {
 
 void check_matrix_hazards(Wave& w, const Inst& i) {
   const Arch arch = w.grid->program->arch();
-  if (arch == Arch::gfx1100) return;   // its hardware waits by itself
+  if (arch == Arch::gfx1100) return;   // gfx1100's hardware delays the instruction itself
   std::vector<MatrixRole>& roles = w.grid->checks->matrix_roles;
   if (i.pc >= roles.size()) roles.resize(i.pc + 1024);
   MatrixRole& role = roles[i.pc];

@@ -53,16 +53,17 @@ bool writes_register(const Inst& inst, unsigned reg) {
   return inst.second != nullptr && writes_register(*inst.second, reg);
 }
 
-// The instruction at which the load at `pc` polls, or kNoPoll. A load polls if it is the test of a
-// small loop without stores or barriers; it then polls at itself. Compilers peel the first
-// iteration of such a loop. For the load in the peeled iteration, the load in the loop is returned.
-// On LDS, where no bit marks an atomic load, this distinguishes a poll from a plain read.
+// Returns the polling load to which the load at `pc` belongs, or kNoPoll. A load polls if a small
+// loop without stores or barriers repeats until its value changes; then `pc` is returned. Compilers
+// peel the first iteration of such a loop. For the load of the peeled iteration, the load in the
+// loop is returned. On LDS this distinguishes polls from plain reads, because no bit marks atomic
+// loads there.
 constexpr uint32_t kNoPoll = ~0u;
 uint32_t poll_at(const Wave& w, uint32_t pc) {
   constexpr int kWindow = 160;
   auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, kNoPoll);
   if (!fresh) return known->second;
-  uint32_t& result = known->second;   // stays where it is while others are added
+  uint32_t& result = known->second;   // a map's elements do not move
   Program& program = *w.grid->program;
   const Inst load = program.at(pc);
   bool same_address = true;
@@ -161,7 +162,7 @@ void remember(std::vector<Record>& records, const Record& fresh, bool replace_al
 void acquire(const Access& x, ShadowPages& shadow, uint64_t index, const CellState& cell) {
   Wave& w = x.w;
   WaveChecks& c = *w.checks;
-  const uint32_t sequence = c.next_sequence + 1;   // of this very load
+  const uint32_t sequence = c.next_sequence + 1;   // the number of this load
   const uint32_t scalar = x.i.format == Format::FLAT ? sequence : 0;
   const auto pass = [&](Contributor from) {
     const auto passed = c.passed.find(from.slot);
@@ -218,8 +219,9 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
 
-// True if a store writes the value that memory already has. If two waves do this, both may mean an
-// atomic store, so it is reported only if the cell does not turn out to be a flag.
+// True if a store writes the value that memory already has. Two waves that store the same value may
+// both intend an atomic store. So such a conflict is reported only if the cell does not turn out to
+// be a flag.
 bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
   const uint32_t* rows = x.w.checks->storing;
   const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;
@@ -234,9 +236,9 @@ bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, u
   return true;
 }
 
-// Called when an LDS load of wave `slot` conflicts with an atomic operation. The load may be part
-// of an atomic update (a compare-and-swap loop), which later instructions show. Until then the
-// conflict is recorded as a doubt.
+// Called when an LDS load of wave `slot` conflicts with an atomic operation. Later instructions
+// show whether the load is part of an atomic update (a compare-and-swap loop), which is allowed.
+// Until then the conflict is recorded as a doubt.
 bool doubtful(const Access& x, uint64_t index, uint32_t slot, uint32_t pc, const Fault& found) {
   GridChecks& grid = *x.w.grid->checks;
   if (grid.expects.contains(pc)) return true;
@@ -320,7 +322,7 @@ Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int byte
     return coherent ? Stamp::Atomic : Stamp::Plain;
   }
   if (cdna3(w)) return i.glc || i.scc_bit ? Stamp::Atomic : Stamp::Plain;
-  return bytes <= 8 ? Stamp::MaybeAtomic : Stamp::Plain;   // atomic stores carry no mark there
+  return bytes <= 8 ? Stamp::MaybeAtomic : Stamp::Plain;   // atomic stores look plain
 }
 
 void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, int bytes) {

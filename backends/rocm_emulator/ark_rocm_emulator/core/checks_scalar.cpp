@@ -1,6 +1,6 @@
 // Checks of the scalar data cache. Stores do not update it, and only s_dcache_inv clears it. It is
-// an error if a scalar load may return a cached line from before a write that is ordered before the
-// load; see README.md, "Checks".
+// an error if a write is ordered before a scalar load, but the load may return a cached line that
+// was read before the write. See README.md, "Checks".
 #include <algorithm>
 #include <cstring>
 
@@ -21,7 +21,7 @@ uint32_t complete_scalar(const WaveChecks& c) {
   return epoch;
 }
 
-// True if this wave has cleared its scalar cache since `load` brought the line into it.
+// True if this wave has cleared its scalar cache since `load` loaded the line into the cache.
 bool gone(const WaveChecks& c, const ScalarHold& hold, const ScalarHold::Load& load) {
   return clock_at(c.cleared, hold.slot) >= load.epoch;
 }
@@ -49,7 +49,7 @@ bool fresh(const ScalarHold& hold, const ScalarHold::Load& load, const Record& w
 
 void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t bytes,
                         uint64_t address) {
-  if (x.i.glc) return;   // globally coherent: the cache does not answer
+  if (x.i.glc) return;   // globally coherent: bypasses the cache
   const WaveChecks& c = *x.w.checks;
   const auto line = shadow.held.find(address / ScalarHold::kLine);
   for (const Record& write : shadow.cell(index).writes) {
@@ -57,7 +57,8 @@ void check_scalar_cache(const Access& x, ShadowPages& shadow, uint64_t index, ui
     if (write.slot == c.slot && write.epoch > complete_global(c)) {
       throw Fault{ErrorKind::MissingWait,
                   *x.i.name + " reads " + describe_address(x.w.grid->view, address) +
-                      " before an s_waitcnt covers this wave's store to it, which takes another way",
+                      " before an s_waitcnt covers this wave's store to it; scalar loads and " +
+                      "vector stores are not ordered",
                   0, address};
     }
     if (line == shadow.held.end() || clock_at(c.cleared, write.slot) >= write.epoch) continue;

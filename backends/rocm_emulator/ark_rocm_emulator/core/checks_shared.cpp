@@ -33,7 +33,7 @@ struct Ledger {
     uint32_t slot, epoch, past;
   };
   struct Entry {
-    uint32_t number, own, past, count, all;    // all: the entries exceed `known`
+    uint32_t number, own, past, count, all;    // all: too many entries for `known`
     Known known[kKnown];
   };
   Slot slots[kSlots];
@@ -163,8 +163,8 @@ const Ledger::Entry* entry_of(const SharedRecord& record) {
   return entry.number == record.release ? &entry : nullptr;
 }
 
-// Copies a release of another process: slot `slot`, the writer's proxy, releases what the writer
-// had released.
+// Copies a release of another process to this process: the writer's proxy, `slot`, then counts as
+// having released the same accesses as the writer.
 void import_release(const SharedRecord& record, uint32_t slot) {
   auto& records = World::get().slots[slot].records;
   const auto later = std::upper_bound(
@@ -174,8 +174,8 @@ void import_release(const SharedRecord& record, uint32_t slot) {
   Published what{0, std::make_shared<Clock>()}, past{0, std::make_shared<Clock>()};
   const Ledger::Entry* entry = entry_of(record);
   if (entry == nullptr || entry->all != 0) {
-    // The record is too old or too large to be read. The writer then counts as ordered after
-    // everything, so a race may be missed.
+    // The record is too old or too large to be read. The release then counts as covering all
+    // accesses, so a race may be missed.
     what.own = record.epoch;
     for (const auto& [here, wave] : proxies().waves) raise_clock(what.seen, here, ~0u);
     past = what;

@@ -1,7 +1,7 @@
-// How the checks of several processes exchange information about memory that the processes share. A
-// second shared-memory segment has cells that record accesses; a cell stands for four bytes. Each
-// process has a ledger: the states of its waves and what these had released. See README.md,
-// "Checks".
+// How the race checks of several processes exchange information about memory that the processes
+// share. A separate shared-memory segment has one cell for every four bytes of that memory; a cell
+// records the accesses to its bytes. Each process has a ledger, a file with the states of its waves
+// and their releases. See README.md, "Checks".
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ void import_cells(ShadowPages& shadow, uint64_t offset, uint64_t bytes);
 void export_cell(Wave& w, ShadowPages& shadow, uint64_t index, const CellState& cell,
                  const Record& mine, AccessKind kind);
 void clear_cells(ShadowPages& shadow, uint64_t first, uint64_t last);
-// True if a wave of another process, whose proxy here is `slot`, had ended before this process's
-// wave began at time `started`.
+// True if a wave of another process had ended before the wave of this process that began at time
+// `started`. `slot`: the number that stands for the other wave in this process.
 bool ended_before(uint32_t slot, uint32_t epoch, uint64_t started);
 // Records in the ledger that a wave begins or has ended. `world_time` counts nanoseconds on this
 // machine.

@@ -1,7 +1,7 @@
-// The state of the checks for races, which use vector clocks. Each wave has a slot (a number) and
-// counts epochs. An access is stamped (slot, epoch). A wave's vector clock has an epoch for every
-// other slot: the wave is ordered after that slot's accesses up to this epoch. README.md, "Checks",
-// describes when epochs become visible on a GPU.
+// The state of the race checks, which use vector clocks. Each wave has a slot (a number) and counts
+// epochs. An access is recorded with its wave's slot and epoch. A wave's vector clock has an epoch
+// for every other slot: all accesses of that slot up to this epoch happen before the wave's next
+// access. README.md, "Checks", describes when epochs become visible on a GPU.
 #pragma once
 
 #include <array>
@@ -24,8 +24,8 @@ using SharedClock = std::shared_ptr<Clock>;
 // (agent) or the system.
 enum class Scope : uint8_t { Group = 0, Agent = 1, System = 2 };
 
-// The state that a release publishes: the wave's own epochs up to `own`, and in `seen` the epochs
-// of other waves after which it was ordered by then.
+// The accesses that a release publishes: the wave's own accesses up to epoch `own`, and those of
+// other waves that were ordered before the release (`seen`, by slot).
 struct Published {
   uint32_t own = 0;
   SharedClock seen;
@@ -36,18 +36,18 @@ struct Published {
 struct ReleaseRecord {
   uint32_t time = 0;
   Published group, agent, system, lds;
-  SharedClock cleared = nullptr;         // WaveChecks::cleared then
+  SharedClock cleared = nullptr;         // WaveChecks::cleared at that time
   Published past = {};                   // loads that had completed: see Passing
 };
 
 // The history of one slot. A wave of a later grid that reuses the slot continues the history, so
 // epochs never decrease.
 struct SlotHistory {
-  uint32_t epoch = 0, start = 0;         // last epoch used; first one of the present user
+  uint32_t epoch = 0, start = 0;         // last epoch used; first epoch of the current wave
   uint32_t group = 0, grid = 0;          // the last owner
   int device = 0;
-  bool live = false;                     // the last user has not ended
-  std::deque<ReleaseRecord> records;     // the latest; see kMaxRecords
+  bool live = false;                     // the last wave of this slot has not ended
+  std::deque<ReleaseRecord> records;     // the latest kMaxRecords
 };
 
 constexpr size_t kMaxRecords = 4096;
@@ -93,8 +93,8 @@ struct Contributor {
   uint32_t slot, epoch;
 };
 
-// A pair of unordered stores to a cell. They are correct if it turns out later that the cell is a
-// flag and the stores are atomic.
+// A pair of unordered stores to a cell. It is a race unless a later access shows that the cell is a
+// flag, so that the stores were meant to be atomic.
 struct Doubt {
   ShadowPages* shadow;
   uint64_t index;
@@ -106,20 +106,20 @@ struct ScalarHold {
   static constexpr uint64_t kLine = 64;
   static constexpr size_t kMost = 16;    // records per line; with more, a stale read may be missed
   struct Load {
-    uint32_t epoch = 0, complete = 0;    // the wave's epoch; that of its last completed stores
+    uint32_t epoch = 0, complete = 0;    // the wave's epoch; epoch of its last completed stores
     SharedClock seen;
   };
   uint32_t slot = 0;
   int device = 0;
-  Load first, last;                      // loads since that wave cleared its cache
+  Load first, last;                      // first and last load since the wave cleared its cache
   uint64_t time = 0;                     // World::time at `first`
-  std::array<uint8_t, kLine> bytes;      // the contents of the line then
+  std::array<uint8_t, kLine> bytes;      // the contents of the line at that time
 };
 
 struct ShadowPages {
   static constexpr uint64_t kCells = 1024;
   bool track_init = false;
-  SharedCell* shared = nullptr;          // by cell, where other processes map the memory too
+  SharedCell* shared = nullptr;          // by cell, if other processes map the memory too
   uint64_t size = 0;
   std::vector<bool> initialised;         // by byte, made at the first checked access
   std::unordered_map<uint64_t, std::unique_ptr<std::array<CellState, kCells>>> pages;
@@ -145,10 +145,10 @@ struct PendingAcquire {
   bool l2_done;                          // the outer cache was invalidated since
 };
 
-// A load of a flag that has not returned yet. If the flag's value arrives, the writer had received
-// the values of all loads that it had waited for before it wrote the flag. So later stores of this
-// wave cannot change what those loads returned. This order needs no fence. It does not include the
-// writer's stores.
+// A load of a flag that has not returned yet. Before the flag's writer wrote the flag, it had
+// waited for some loads of its own. Once this load returns the flag's value, later stores of this
+// wave cannot change what the writer's loads returned. This order needs no fence. It does not
+// include the writer's stores.
 struct Passing {
   Contributor from;
   uint32_t vm_sequence, lgkm_sequence;
@@ -174,7 +174,7 @@ struct HazardTouch {
   const Inst* by = nullptr;
 };
 struct MatrixHistory {
-  uint64_t states = 0;                   // that have gone by
+  uint64_t states = 0;                   // wait states that have passed
   HazardTouch exec, f64;                 // EXEC written by a vector instruction; an f64 product
   std::array<HazardTouch, 512> by_matrix, by_vector, by_dot, as_c;
 };
@@ -182,9 +182,9 @@ struct MatrixHistory {
 struct WaveChecks {
   uint32_t slot = 0, epoch = 1, grid = 0;
   SharedClock seen, seen_lds;
-  SharedClock past;                      // per slot: the epoch up to which its loads are complete
+  SharedClock past;                      // by slot: epoch up to which its loads have completed
   std::vector<Passing> passing;
-  std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch that `past` has taken in
+  std::unordered_map<uint32_t, uint32_t> passed;   // slot -> epoch already joined into `past`
   std::deque<Outstanding> vm, vs, lgkm;
   uint32_t next_sequence = 1, vm_done = 0, lgkm_done = 0;
   // The states that waves of this device (released_agent) or of any device (released_system) would
@@ -194,14 +194,15 @@ struct WaveChecks {
   Published told, told_past;
   uint32_t told_as = 0;
   uint64_t started = 0;                  // world_time() when the wave began
-  uint32_t last_store = 0;               // epoch of the last store that a cache may hold back
+  uint32_t last_store = 0;               // epoch of the last store that a cache may delay
   struct WriteBack {
     Published what;
     Scope scope;
   };
   std::vector<WriteBack> write_backs;
-  // The accesses that were ordered before the wave when its scalar cache was last cleared. An
-  // invalidation takes effect at the wait that covers it; until then it is in `clearing`.
+  // cleared: the accesses that were ordered before the wave when its scalar cache was last cleared.
+  // An invalidation takes effect at the wait that covers it; until then these accesses are in
+  // `clearing`.
   SharedClock cleared, clearing;
   std::vector<PendingAcquire> acquires;
   std::vector<Doubt> doubts;             // reported when the wave ends
@@ -216,7 +217,7 @@ struct GroupChecks {
   ShadowPages lds;
   std::vector<LdsDoubt> doubts;          // reported when the last wave ends
   uint64_t cleared_at = 0;               // World::time when its scalar cache was last cleared
-  bool clears = false;                   // one of its waves has cleared it
+  bool clears = false;                   // one of its waves has cleared the cache
 };
 
 struct GridChecks {
@@ -242,11 +243,11 @@ struct Access {
 };
 
 bool is_rdna(const Wave& w);
-// Returns how an access is recorded (such as atomic or plain), from the bits of the instruction;
-// see README.md, "Checks".
+// Returns the kind by which an access is recorded (such as atomic or plain). The bits of the
+// instruction determine it; see README.md, "Checks".
 Stamp stamp_of(const Wave& w, const Inst& i, AccessKind kind, bool lds, int bytes);
-// Called before an instruction: reports accesses to a matrix instruction's registers that come too
-// early.
+// Called before an instruction: reports an error if it accesses a matrix instruction's registers
+// too early.
 void check_matrix_hazards(Wave& w, const Inst& i);
 // Functions of checks_access.cpp: checks that need only one access.
 void check_alignment(const Access& x, uint64_t address, int bytes, int lane);
@@ -268,14 +269,14 @@ uint32_t complete_global(const WaveChecks& c);
 uint32_t complete_lds(const WaveChecks& c);
 // Returns the epoch up to which all of the wave's loads have received their values.
 uint32_t complete_loads(const WaveChecks& c);
-// Called when the state that a release of the wave would publish has changed: later releases
-// publish the new state.
+// Called when the set of accesses that a release of this wave would publish has changed. Adds a
+// ReleaseRecord of the new set, which later flags of the wave publish.
 void note_release(Wave& w);
-// Orders the wave after the state that wave `from` had released when it made the access that `from`
-// names.
+// Orders the wave after everything that another wave had released when it made the access `from` (a
+// slot and an epoch). relation: the smallest scope that contains both waves.
 void join_release(Wave& w, Contributor from, Scope relation);
-// Processes flags that were loaded and whose values have arrived: the loads that a flag's writer
-// had waited for are from now on ordered before this wave.
+// Processes loads of flags that have returned: the loads that a flag's writer had waited for are
+// from now on ordered before this wave.
 void pass_flags(WaveChecks& c);
 Scope relation_to(const Wave& w, const WaveChecks& c, uint32_t slot);
 // Raises the entries of `into` to those of `from`, except that of slot `except`.

@@ -133,8 +133,9 @@ Scope scope_of(const Inst& i) {
   return Scope::Group;
 }
 
-// Performs a cache invalidation. A pending acquire takes effect if its load has completed and the
-// invalidation covers all caches between the two waves.
+// Records a cache invalidation. A pending acquire (a flag that was read) takes effect if its load
+// has completed and the invalidation covers all caches between this wave and the writer of the
+// flag.
 void invalidate(Wave& w, Scope reach) {
   WaveChecks& c = *w.checks;
   std::erase_if(c.acquires, [&](const PendingAcquire& p) {
@@ -175,7 +176,7 @@ void check_after(Wave& w, const Inst& i) {
   if (counts.lgkm) c.lgkm.push_back({sequence, c.epoch, op.smem, to_lds});
   c.epoch++;
   const bool atomic = (i.op->flags & kSync) != 0;
-  if (atomic && !i.glc && i.format != Format::DS) return;   // nothing comes back
+  if (atomic && !i.glc && i.format != Format::DS) return;   // returns no value
   const uint32_t vm = counts.vm ? sequence : 0, lgkm = counts.lgkm ? sequence : 0;
   const Operand& to = i.format == Format::MUBUF && atomic ? i.src[1] : i.dst[0];
   mark(w, to, vm, lgkm, i.pc);
@@ -196,7 +197,7 @@ void check_cache_control(Wave& w, const Inst& i) {
   const std::lock_guard lock(World::get().mutex);
   WaveChecks& c = *w.checks;
   const std::string& name = i.op->name;
-  const bool scoped = w.grid->program->arch() != Arch::gfx90a;   // gfx942, gfx950: bits say how far
+  const bool scoped = w.grid->program->arch() != Arch::gfx90a;   // bits give the scope
   if (name == "buffer_wbl2") {
     const Published what{c.epoch, c.seen};
     const Scope scope = scoped ? scope_of(i) : Scope::System;

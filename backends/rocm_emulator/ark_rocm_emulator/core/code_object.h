@@ -31,7 +31,8 @@ class CodeObjectImpl : public CodeObject {
 
 class LoadedCodeImpl : public LoadedCode {
  public:
-  // Maps the image, applies relocations, registers the region.
+  // Maps the image to host memory, applies relocations, and registers the image as a region of
+  // `memory`.
   LoadedCodeImpl(std::shared_ptr<CodeObjectImpl> code, std::shared_ptr<Memory> memory, int device);
   ~LoadedCodeImpl() override;
   const CodeObject& code() const override { return *code_; }

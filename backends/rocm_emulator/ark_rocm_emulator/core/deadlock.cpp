@@ -1,8 +1,8 @@
 // Detects a grid that can never progress. If no byte of memory has changed for a while, every live
-// wave is run alone. If each wave returns to exactly the same registers at the same instruction
-// without changing memory, nothing inside the grid can change, and only a writer outside of the
-// grid could end the wait. If the waits are on memory that the host, another device or another
-// process may write, the grid gets additional wall-clock time first.
+// wave is run alone. If each wave returns to the same instruction with the same registers and has
+// not changed memory, nothing inside the grid can end the wait. The grid is then stopped. If the
+// waves poll memory that the host, another device or another process may write, the grid first gets
+// additional wall-clock time.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -162,7 +162,8 @@ bool Grid::look_for_deadlock() {
   for (const auto& wave : waves) {
     if (wave->status == WaveStatus::Barrier) result.waves.push_back(where(*wave, wave->pc));
   }
-  std::string text = "no wave can go on; " + std::to_string(result.waves.size()) + " are left";
+  std::string text =
+      "none of the " + std::to_string(result.waves.size()) + " live waves can continue";
   if (external)
     text += " and nothing came from outside for " + std::to_string(waited.count()) + " ms";
   for (size_t k = 0; k < result.waves.size() && k < kPrintedWaves; k++) {

@@ -263,7 +263,7 @@ Inst Decoder::decode(std::span<const uint32_t> words, uint32_t pc) const {
 
 const Decoder& decoder_for(Arch arch) {
   static std::once_flag once[kArchCount];
-  static const Decoder* decoders[kArchCount];   // never destroyed, as Ops::all()
+  static const Decoder* decoders[kArchCount];   // never destroyed: grids may still run
   const int index = static_cast<int>(arch);
   std::call_once(once[index], [&] {
     auto made = arch == Arch::gfx1100 ? make_gfx11_decoder(arch) : make_gfx9_decoder(arch);

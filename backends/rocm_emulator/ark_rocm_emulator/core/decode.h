@@ -69,7 +69,9 @@ class Decoder {
   // Decodes the scalar formats SOP1, SOP2, SOPC, SOPK and SOPP: words whose top two bits are 10.
   int scalar_format(std::span<const uint32_t> words, Inst& inst) const;
   void vector_dst(Inst& inst, unsigned field) const;     // a VGPR, or an SGPR by the operand's type
-  // VOP3 up to its sources. `vop1` and `own`: the first opcode numbers of VOP1 and of VOP3 itself.
+  // Decodes everything of a VOP3 instruction except its sources. VOP3 can encode the operations of
+  // other formats: `vop1` is the first opcode number of VOP1's operations, `own` that of VOP3's own
+  // operations.
   bool vop3_head(std::span<const uint32_t> words, Inst& inst, unsigned vop1, unsigned own) const;
   // Decodes the second dword of an instruction with DPP (exchange of data between lanes).
   // modifiers: true if the dword also has neg and abs. Returns the register number of source 0.
@@ -77,9 +79,10 @@ class Decoder {
   // Decodes the literal at the end of fmamk and fmaak. length: the instruction's length without the
   // literal.
   static int literal_operand(std::span<const uint32_t> words, Inst& inst, int length);
-  // Decode the second word of an instruction: ds_operands of DS; flat_operands of FLAT, GLOBAL and
-  // SCRATCH, once `has_saddr` is known; buffer_operands of MUBUF, once `offen`, `idxen` and `lds`
-  // are known. acc: the data are in accumulation registers.
+  // Decode the operands in the second word of an instruction: ds_operands for DS, flat_operands for
+  // FLAT, GLOBAL and SCRATCH, buffer_operands for MUBUF. flat_operands needs inst.has_saddr;
+  // buffer_operands needs inst.offen, idxen and lds. acc: true if the data are in accumulation
+  // registers.
   static void ds_operands(uint32_t word, Inst& inst, bool acc);
   void flat_operands(uint32_t word, Inst& inst, bool vaddr, bool acc) const;
   int buffer_operands(uint32_t word, Inst& inst, bool acc) const;

@@ -9,7 +9,8 @@ namespace {
 
 // A matrix product with scales (gfx950) is encoded as two instructions of format VOP3P. kLoadScale
 // is the opcode of the first one. The second one has the opcode of the product without scales. In
-// the opcode tables below, the product with scales has this opcode plus kScaled.
+// the opcode tables below, the number of the product with scales is the opcode of the product
+// without scales plus kScaled.
 constexpr unsigned kLoadScale = 44, kScaled = 128;
 
 std::vector<OpcodeText> tables_for(Arch arch) {
@@ -81,7 +82,7 @@ class Gfx9Decoder : public Decoder {
     const uint32_t word = words[1];
     if (enc == 250) {
       set_vgpr(inst.src[0], dpp16(inst, word, true));
-      inst.fetch_inactive = false;   // RDNA's
+      inst.fetch_inactive = false;   // a bit of RDNA only
       return 2;
     }
     inst.ext = Ext::Sdwa;

@@ -7,7 +7,7 @@
 
 namespace ark_emu {
 
-// Prints one instruction. Holds the state on which an operand's text depends.
+// Prints one instruction, whose properties determine the text of its operands.
 struct Printer {
   const Inst& inst;
   Arch arch;

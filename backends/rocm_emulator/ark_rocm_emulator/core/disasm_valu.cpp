@@ -157,9 +157,10 @@ std::string Printer::valu() const {
                    inst.src[k].kind != Kind::Vgpr;
   }
   halves = halves || is_half(op.dst[0]);
-  // Without 16-bit registers, the modifier op_sel is a list of bits. With them, the names of the
-  // operands contain the selected halves, except for a half of a scalar register and for operations
-  // on whole registers. If two bits select the destination's byte, all bits are listed.
+  // On CDNA, the modifier op_sel is printed as a list of bits. On RDNA3, which has 16-bit
+  // registers, the operands' names contain the selected halves instead; op_sel is printed only for
+  // halves of scalar registers and for operations on whole registers. If two bits of op_sel select
+  // the destination's byte, all bits are printed.
   const bool all_bits = inst.name->starts_with("v_cvt_scalef32_pk_fp4_");
   const int count = all_bits ? 3 : written_sources(op);
   const bool whole_dst = rdna() && halves && !is_half(op.dst[0]);

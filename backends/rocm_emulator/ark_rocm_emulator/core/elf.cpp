@@ -42,7 +42,7 @@ struct Rela {
 constexpr uint16_t kMachineAmdGpu = 224;
 constexpr uint32_t kLoad = 1, kNote = 4, kSymtab = 2, kRela = 4, kDynsym = 11;
 constexpr uint32_t kMetadataNote = 32;
-constexpr uint16_t kReservedSections = 0xff00;   // numbers from here on are not sections
+constexpr uint16_t kReservedSections = 0xff00;   // section numbers from here on are reserved
 constexpr uint64_t kMaxImage = 1ull << 30, kMaxCode = 1ull << 28;
 constexpr uint64_t kMaxArguments = 1 << 20, kMaxScratch = 1 << 20;
 
@@ -79,7 +79,7 @@ Arch arch_of(uint32_t flags) {
     case 0x41: return Arch::gfx1100;
     default:
       bad("its processor number is " + std::to_string(flags & 0xff) +
-          "; emulated are gfx90a, gfx942, gfx950 and gfx1100");
+          "; the emulator supports gfx90a, gfx942, gfx950 and gfx1100");
   }
 }
 
@@ -109,8 +109,8 @@ std::span<const uint8_t> unbundle(std::span<const uint8_t> bytes, std::string_vi
     found.emplace_back(triple, part(bytes, offset, size, "an entry of the offload bundle"));
   }
   if (found.size() == 1 || (found.size() > 1 && !want.empty())) return found[0].second;
-  if (found.empty()) bad("the offload bundle holds nothing for " + std::string(want));
-  bad("the offload bundle holds several processors; say which");
+  if (found.empty()) bad("the offload bundle has no code object for " + std::string(want));
+  bad("the offload bundle has code objects for several processors; choose one");
 }
 
 struct File {
@@ -206,7 +206,7 @@ void load_relocations(const File& file, ElfFile& out) {
     for (uint64_t at = 0; at + sizeof(Rela) <= bytes.size(); at += sizeof(Rela)) {
       const auto rela = read_at<Rela>(bytes, at, "a relocation table");
       const uint64_t index = rela.info >> 32;
-      if (index >= symbols.size()) bad("a relocation names a symbol that is not there");
+      if (index >= symbols.size()) bad("a relocation refers to a symbol that does not exist");
       if (index != 0 && symbols[index].section == 0) {
         const auto strings = file.data(file.sections[table.link]);
         bad("it needs the symbol '" + text_at(strings, symbols[index].name) +

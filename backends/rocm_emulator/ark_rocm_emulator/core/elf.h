@@ -16,7 +16,7 @@ namespace ark_emu {
 struct Relocation {
   uint64_t offset;
   uint32_t type;
-  uint64_t symbol_value;   // offset in the image; 0 for relative ones
+  uint64_t symbol_value;   // offset in the image; 0 for relative relocations
   int64_t addend;
 };
 

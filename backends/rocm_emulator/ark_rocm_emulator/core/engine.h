@@ -140,7 +140,7 @@ struct LaunchOptions {
   bool checks = false;          // shadow memory, hazards, races (slower)
   bool stale = false;           // caches hold old values, operations overtake each other; ignored
                                 // if `checks` is set
-  bool stores_only = false;     // links between devices carry no read-modify-write
+  bool stores_only = false;     // no read-modify-write over links between devices
   bool parallel = true;         // may spread independent workgroups over threads
   uint32_t max_slice = 256;     // most instructions a wave runs before another one is picked
   uint32_t timing = 0;          // number of a timing model (timing.h); 0: none
@@ -174,7 +174,7 @@ enum class ErrorKind : uint8_t {
   Budget,           // step_budget exhausted
   Trap,             // s_trap
   Cancelled,
-  Stale,            // scalar load that may return a cached line from before a write (checks)
+  Stale,            // scalar load that may return an old cached line (checks)
   Link,             // read-modify-write over a link that supports none (stores_only)
 };
 const char* error_kind_name(ErrorKind kind);
@@ -226,7 +226,8 @@ class Machine {
   virtual void add_region(Region region) = 0;
   virtual void remove_region(uint64_t base) = 0;
   virtual void set_access(uint64_t base, uint64_t access_mask) = 0;
-  // Marks the memory at `base` as mapped by another process, too (Region::shared).
+  // Marks the memory at `base` as mapped by another process, too (Region::shared). records: see
+  // Region::records.
   virtual void set_shared(uint64_t base, void* records) = 0;
   // Sets *out to the region that contains `address`. Returns false if there is none.
   virtual bool find_region(uint64_t address, Region* out) const = 0;

@@ -1,7 +1,7 @@
 // Handlers of MUBUF: buffer loads, stores and atomics through a resource descriptor, and the
 // cache-control instructions of that format. Addressing as in AMD's CDNA3 instruction set document,
-// section "Buffer addressing": raw and structured buffers, and the swizzled one that serves as
-// private memory on gfx90a.
+// section "Buffer addressing": raw buffers, structured buffers, and swizzled buffers, which gfx90a
+// uses for private memory.
 #include <string>
 
 #include "access.h"
@@ -86,8 +86,8 @@ bool is_aligned(Wave& w, const Inst& i, uint32_t unit) {
   return true;
 }
 
-// True if one of a lane's first and last dwords is in range and the other is not. The dwords of the
-// access are then checked separately.
+// True if, for some lane, only one of the first and the last dword of the access is in the buffer's
+// range. The dwords are then checked separately.
 bool straddles_end(Wave& w, const Inst& i, int bytes) {
   if (bytes <= 4) return false;
   Inst last = i;

@@ -57,7 +57,7 @@ U32 to_large(const Wave& w, double value) {
 }
 
 // Writes `width` bits of each lane to the position in the destination's row that op_sel selects.
-// Other bits stay.
+// Other bits of the destination are unchanged.
 void put_field(Wave& w, const Inst& i, const U32* fields, int width, int shift) {
   alignas(64) Row out;
   U32* to = w.row(i.dst[0].reg);
@@ -66,9 +66,10 @@ void put_field(Wave& w, const Inst& i, const U32* fields, int width, int shift) 
   w.blend(to, out, w.exec());
 }
 
-// The handler of conversions to a small format. The result of one element is a byte, that of two
-// elements 8 or 16 bits, that of 32 elements six registers. Two f32 come from two sources, and so
-// do 16 pairs (kPairs); otherwise source 0 holds all elements.
+// The handler of conversions of kCount elements to a small format. The result has 8 bits for one
+// element, 8 or 16 bits for two, and six registers for 32. Two f32 come from sources 0 and 1. With
+// kPairs, 32 elements come from sources 0 and 1, 16 from each. Otherwise source 0 holds all
+// elements.
 template <Large kFrom, Small kTo, int kCount, bool kRandom, bool kPairs = false>
 void to_small_format(Wave& w, const Inst& i) {
   constexpr int kBits = small_bits(kTo);

@@ -1,6 +1,7 @@
 // Handlers of instructions that RDNA3 has and CDNA lacks: dual issue, 16-bit moves and logic, lane
-// permutes within rows, fused 16-bit multiply-adds, mixed-sign dot products, and its scalar hints.
-// Semantics from AMD's RDNA3 instruction set document, chapter "Instructions".
+// permutes within rows, fused 16-bit multiply-adds, mixed-sign dot products, and scalar
+// instructions that are only hints. Semantics from AMD's RDNA3 instruction set document, chapter
+// "Instructions".
 #include "exec_gfx11.h"
 
 #include <algorithm>
@@ -312,8 +313,8 @@ Handler halves(const Inst& inst, const Inst& other) {
       half_x<kWhole>(w, i);
     };
   }
-  // The handler of a dual-issue instruction whose halves each read a register that the other one
-  // writes: X's result is stored aside while Y runs on the old values.
+  // Each half reads a register that the other half writes. So X's result is saved, and X's
+  // destination is restored, before Y runs on the old values.
   return [](Wave& w, const Inst& i) {
     uint32_t before[kLanes], after[kLanes];
     uint32_t* row = w.row(i.dst[0].reg);

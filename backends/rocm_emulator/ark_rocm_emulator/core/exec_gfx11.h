@@ -1,4 +1,4 @@
-// Handlers of RDNA3's instructions that its decoder and the table of operations share.
+// Handlers of RDNA3's instructions. Used by RDNA3's decoder and by the table of operations.
 #pragma once
 
 #include "ops.h"
@@ -6,8 +6,8 @@
 
 namespace ark_emu {
 
-// Sets the handler of both halves of a VOPD, `inst` (X) and `other` (Y, which becomes its second
-// half). Both read their sources first.
+// Sets the handlers of a dual-issue instruction (VOPD). `inst` is its half X; `other`, its half Y,
+// becomes inst.second. Both halves read their sources before either writes a result.
 void set_vopd_handlers(Inst& inst, const Inst& other);
 
 void register_wmma(Ops& ops);

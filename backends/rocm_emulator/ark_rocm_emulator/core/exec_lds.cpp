@@ -42,8 +42,8 @@ void write(Wave& w, const Inst& i) {
   store_lanes(w, i, lds_addresses(w, i, offset16(i)), Bytes, rows);
 }
 
-// Returns the offset of one of the two elements of an operation such as ds_read2. It is encoded in
-// elements or in units of 64 elements.
+// Returns the byte offset of element `which` (0 or 1) of an operation such as ds_read2. The
+// instruction encodes the offset in units of `scale` bytes: an element, or 64 elements.
 uint64_t pair_offset(const Inst& i, int which, int scale) {
   return ((static_cast<uint32_t>(i.imm) >> (8 * which)) & 0xff) * static_cast<uint64_t>(scale);
 }

@@ -32,7 +32,7 @@ struct Shape {
 // holds index k of all lines of a block; a line is a row of A or a column of B.
 template <int kSize, class T>
 struct Tiles {
-  static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the most there are
+  static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the largest
   alignas(64) T at[kElements / kSize][kSize];
 };
 
@@ -45,7 +45,7 @@ template <int kSize, class In, class T>
   constexpr int kPerWord = 32 / In::kBits, kGroups = 64 / kSize;
   const int each = kSize * shape.depth * shape.blocks / 64;   // elements of a lane
   alignas(64) uint32_t constant[kLanes], moved[kLanes];
-  T* first[kGroups];   // of the lanes that hold one k of one block
+  T* first[kGroups];   // by group of lanes with the same k and block
   for (int group = 0; group < kGroups; group++) {
     const int block = group % shape.blocks, deep = group / shape.blocks * each;
     first[group] = to_lines[block * shape.depth + deep];
@@ -148,9 +148,9 @@ template <int kSize, class T>
   }
 }
 
-// There is one handler for each of many combinations of types and sizes. To save compile time, each
-// expensive part depends only on the size of a matrix and on one type: that of an operand or that
-// of the sums.
+// There are handlers for many combinations of types and sizes. To save compile time, the large
+// functions are templates of only a matrix size and one type (the type of an operand or of the
+// sums).
 template <int kSize, int kDepth, int kBlocks, class A, class B>
 void multiply(Wave& w, const Inst& i) {
   constexpr Shape kShape = {kDepth, kBlocks};
@@ -162,8 +162,8 @@ void multiply(Wave& w, const Inst& i) {
   multiply_to_d<kSize, T>(w, i, kShape, left, right, A::kBits == 16 && flushes_denormals(w));
 }
 
-// MFMA of f64 differs from the other types: a lane holds one element, the layouts are others, and
-// blgp negates the operands.
+// MFMA of f64 differs from the other types: a lane holds one element of an operand, elements are
+// assigned to lanes differently, and blgp negates operands.
 template <int kSize, int kBlocks>
 void multiply_f64(Wave& w, const Inst& i) {
   constexpr int kDepth = 4, kRegs = kSize * kSize * kBlocks / 64;

@@ -15,8 +15,8 @@ Small format_of(unsigned number) {
   return kFormats[number];   // the decoder refuses others
 }
 
-// The index in K of element e of lane group `group`. A group's 8-bit elements are two runs of 16,
-// which are half of K apart. Its smaller elements are one run of 32.
+// The index in K of element e of a lane in lane group `group`. A lane of 8-bit elements has two
+// runs of 16 neighbouring elements, half of K apart. A lane of smaller elements has one run of 32.
 template <int kDepth>
 int position(int bits, int group, int e) {
   return bits == 8 ? 16 * group + e % 16 + e / 16 * (kDepth / 2) : kEach * group + e;
@@ -24,7 +24,7 @@ int position(int bits, int group, int e) {
 
 template <int kSize, int kDepth>
 void load(Wave& w, const Operand& operand, Small format, double (&at)[kDepth][kSize]) {
-  const int bits = small_bits(format);   // as many as the lane has dwords
+  const int bits = small_bits(format);   // also the lane's number of dwords
   const float* table = small_table(format);
   const uint64_t mask = (1u << bits) - 1;
   for (int lane = 0; lane < 64; lane++) {
@@ -46,8 +46,8 @@ double power(uint32_t exponent) {
 }
 
 // The scales of A (which = 0) or B. Lane l has the scale of line l % kSize (a row of A or a column
-// of B) and block l / kSize of K, in the byte that op_sel selects. For an inline constant, its
-// exponent is the scale.
+// of B) and block l / kSize of K, in the byte that op_sel selects. If the operand is an inline
+// constant (a float), the constant's exponent is the scale.
 template <int kSize, int kDepth>
 void load_scales(Wave& w, const Inst& scales, int which, double (&at)[kDepth / kBlock][kSize]) {
   const Operand& operand = scales.src[which];

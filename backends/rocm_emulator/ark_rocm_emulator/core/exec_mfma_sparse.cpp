@@ -1,7 +1,8 @@
 // Handlers of SMFMAC of gfx942 and gfx950: D += A * B where two of every four elements of A along K
-// are zero and not stored. CDNA3 and CDNA4 instruction set documents, section "Sparse matrices": B
-// has runs of 16 bytes per lane group. A has the two stored elements of every four, in B's order.
-// Source 2 has their indices, two bits per element.
+// are zero and not stored. CDNA3 and CDNA4 instruction set documents, section "Sparse matrices":
+// Operand B: each group of lanes holds runs of 16 bytes along K. Operand A holds the two stored
+// elements of every four, in the same order along K. Source 2 has the indices of these elements,
+// two bits per element.
 #include "mfma.h"
 
 namespace ark_emu {

@@ -153,7 +153,7 @@ void register_sop2(Ops& ops) {
   ops.add("s_bfe_i64", "i64=i64,b32",
           scalar2<U64, U32, true>([](U64 a, U32 b) { return bfe_signed64(a, b); }));
   ops.add("s_absdiff_i32", "i32=i32,i32", scalar2<U32, U32, true>([](U32 a, U32 b) {
-            const U32 r = a - b;   // wraps before its sign is looked at
+            const U32 r = a - b;   // wraps around; then the sign is tested
             return I32(r) < 0 ? 0u - r : r;
           }));
   const auto add_shifted = [&ops](const char* name, auto shift) {

@@ -153,7 +153,7 @@ uint64_t realtime(const Grid& grid) {
 WaitCounts wait_counts(const Inst& i, Arch arch) {
   WaitCounts counts;
   const unsigned imm = static_cast<unsigned>(i.imm) & 0xffff;
-  if (i.format == Format::SOPK) {   // gfx11's one counter each
+  if (i.format == Format::SOPK) {   // gfx11: waits for one counter
     const std::string& name = i.op->name;
     if (name == "s_waitcnt_vscnt") counts.vs = imm & 63;
     if (name == "s_waitcnt_vmcnt") counts.vm = imm & 63;
@@ -182,7 +182,7 @@ void register_sopp(Ops& ops) {
   ops.add("s_endpgm", "=", [](Wave& w, const Inst&) { end_wave(w); });
   ops.add("s_barrier", "=", [](Wave& w, const Inst&) { reach_barrier(w); }, kSync);
   ops.add("s_waitcnt", "=", wait);
-  // A sleeping wave lets the others run.
+  // A wave that sleeps ends its slice, so that other waves run.
   ops.add("s_sleep", "=", [](Wave& w, const Inst&) {
     w.slice = 0;
     w.sleeps = true;

@@ -42,8 +42,8 @@ T value_at(const uint32_t* raw, int l) {
   }
 }
 
-// Expresses a relation by a base comparison, with swapped operands and a negated result where
-// needed. So a few comparisons serve all relations of a type.
+// A relation between two operands, expressed by the comparison F, with swapped operands or a
+// negated result where needed. So a few comparisons suffice for all relations of a type.
 template <class F, bool swapped = false, bool opposite = false>
 struct Relation {
   using Comparison = F;
@@ -116,7 +116,8 @@ Handlers compare32() {
   return all;
 }
 
-// The ten classes of v_cmp_class, as bit numbers, from sign, exponent and mantissa.
+// Returns the class of a float for v_cmp_class, as a bit number from 0 to 9. top: the largest
+// exponent. quiet: the bit of the mantissa that marks a quiet NaN.
 int float_class(bool negative, uint64_t exponent, uint64_t top, uint64_t mantissa, uint64_t quiet) {
   if (exponent == top && mantissa != 0) return (mantissa & quiet) != 0 ? 1 : 0;
   if (exponent == top) return negative ? 2 : 9;

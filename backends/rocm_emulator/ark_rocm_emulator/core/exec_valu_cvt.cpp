@@ -31,8 +31,8 @@ Small fp8_of(const Wave& w) {
   return fnuz ? Small::E4M3Fnuz : Small::E4M3;
 }
 
-// Returns source 0 as raw dwords. `byte` is set to the byte that is converted: SDWA selects it or,
-// in the 64-bit form, op_sel.
+// Returns source 0 as raw dwords. `byte` is set to the number of the byte that is converted. SDWA
+// selects this byte or, in the 64-bit encoding, op_sel.
 const U32* fp8_source(Wave& w, const Inst& i, U32* tmp, unsigned* byte) {
   Inst raw = i;
   raw.opsel = 0;
@@ -182,7 +182,7 @@ void register_f32(Ops& ops) {
   to_f32("v_cvt_f32_ubyte1", int1([](U32 a) { return as_bits(float((a >> 8) & 0xff)); }));
   to_f32("v_cvt_f32_ubyte2", int1([](U32 a) { return as_bits(float((a >> 16) & 0xff)); }));
   to_f32("v_cvt_f32_ubyte3", int1([](U32 a) { return as_bits(float(a >> 24)); }));
-  to_f32("v_cvt_off_f32_i4", int1([](U32 a) {   // a signed nibble in sixteenths
+  to_f32("v_cvt_off_f32_i4", int1([](U32 a) {   // a signed 4-bit integer divided by 16
            return as_bits(float(int32_t(a << 28) >> 28) * 0.0625f);
          }));
   from_f32("v_cvt_u32_f32", int1([](U32 a) { return saturate<uint32_t>(as_float(a)); }));

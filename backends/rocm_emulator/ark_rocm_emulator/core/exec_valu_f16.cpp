@@ -51,8 +51,8 @@ void mad_f16(Wave& w, const Inst& i) {
   w.put16(i, out);
 }
 
-// The value of a source of v_fma_mix. It is an f32 or one half of a dword; op_sel_hi and op_sel
-// select which.
+// Returns source k of v_fma_mix as f32. If its bit of op_sel_hi is set, the source is the f16 in
+// the half of the dword that op_sel selects; otherwise it is an f32.
 const U32* mixed_source(Wave& w, const Inst& i, int k, U32* tmp) {
   Inst plain = i;
   plain.neg = plain.abs = plain.opsel = 0;
@@ -214,7 +214,7 @@ template <bool Signed>
 void mad_wide(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, t2, out;
   const U32 *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);
-  Inst whole = i;   // op_sel is for the factors
+  Inst whole = i;   // op_sel applies to the factors only
   whole.opsel = 0;
   const U32* c = w.src32(whole, 2, t2);
   for (int l = 0; l < kLanes; l++) {

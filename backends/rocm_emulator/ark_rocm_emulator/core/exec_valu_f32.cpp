@@ -76,7 +76,7 @@ void div_fmas(Wave& w, const Inst& i) {
   const uint64_t scaled = w.vcc();
   for (int l = 0; l < w.lanes; l++) {
     const float x = as_float(a[l]), y = as_float(b[l]), z = as_float(c[l]);
-    const bool large = ((c[l] >> 23) & 0xff) > 127;   // the quotient estimate was scaled down
+    const bool large = ((c[l] >> 23) & 0xff) > 127;   // true if v_div_scale scaled down
     const bool undo = ((scaled >> l) & 1) != 0;
     out[l] = as_bits(undo ? scaled_fma(x, y, z, large ? 64 : -64) : std::fma(x, y, z));
   }

@@ -47,7 +47,7 @@ void add_carry(Wave& w, const Inst& i) {
   alignas(64) Row t0, t1, out, in, over;
   const U32 *a = w.src32(i, Reverse ? 1 : 0, t0), *b = w.src32(i, Reverse ? 0 : 1, t1);
   if (CarryIn) bits_row(in, w.src_mask(i.src[2]), w.lanes);
-  const U32 limit = i.clamp ? ~0u : 0;   // lanes where it counts get all or none of the bits
+  const U32 limit = i.clamp ? ~0u : 0;   // the result on overflow
   U32* to = w.target(i, out);
   each_lane(w, [&](int l) {
     const U32 c = CarryIn ? in[l] & 1 : 0;
@@ -174,7 +174,7 @@ U32 truth_table(U32 table, U32 a, U32 b, U32 c) {
   return r;
 }
 
-void bitop3(Wave& w, const Inst& i) {   // the modifier bits are the truth table
+void bitop3(Wave& w, const Inst& i) {   // the bits of omod, abs and neg are the truth table
   const U32 table = static_cast<U32>(i.omod) << 6 | static_cast<U32>(i.abs) << 3 | i.neg;
   alignas(64) Row t[3], out;
   const U32* src[3];

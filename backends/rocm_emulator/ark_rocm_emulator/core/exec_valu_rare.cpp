@@ -24,9 +24,9 @@ U32 differences(U32 a, U32 b, bool masked) {
   return sum;
 }
 
-// Sums of absolute differences at four offsets (v_qsad, v_mqsad): four bytes of source 0 from
-// offset 0, 1, 2 or 3 on are compared with source 1, and each sum is added to its part of source 2:
-// four 16-bit parts, or four dwords.
+// Sums of absolute differences at four offsets (v_qsad, v_mqsad). For each offset 0 to 3, four
+// bytes of source 0 from this offset on are compared with the four bytes of source 1. The sum is
+// added to part number `offset` of source 2, which has four 16-bit parts or four dwords.
 template <bool kMasked, bool kWide>
 void four_differences(Wave& w, const Inst& i) {
   alignas(64) Row2 t0;

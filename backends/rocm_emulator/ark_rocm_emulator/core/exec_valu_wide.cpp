@@ -31,13 +31,14 @@ void mad_64_32(Wave& w, const Inst& i) {
   w.put_mask(i, 1, row_bits(carry, w.lanes));
 }
 
-// Multiplies the even and the odd lanes of a row separately, with 64 bits per lane. From a plain
-// loop, compilers would widen all lanes and multiply 64 bits by 64.
+// Multiplies the even and the odd lanes of a row separately, because the host's instruction
+// multiplies 32-bit words to 64-bit products. Compilers do not find this: from a plain loop they
+// generate 64-bit by 64-bit multiplications.
 #if defined(__AVX512F__)
 #define ARK_WIDE_PRODUCTS 1
 using Words = __m512i;
 constexpr int kWords = 16;
-constexpr __mmask8 kAll = 0xff;       // GCC takes the forms without masks for uninitialised
+constexpr __mmask8 kAll = 0xff;       // without a mask, GCC warns about uninitialised values
 constexpr __mmask16 kOdd = 0xaaaa;
 Words load_words(const U32* from) { return _mm512_loadu_si512(from); }
 void store_words(U32* to, Words words) { _mm512_storeu_si512(to, words); }

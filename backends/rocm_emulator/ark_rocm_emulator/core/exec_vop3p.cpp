@@ -149,7 +149,7 @@ void packed_float(Wave& w, const Inst& i) {
 template <class F, unsigned kUniform, int... k>
 void packed_float_whole(Wave& w, const Inst& i) {
   U32* to = w.row(i.dst[0].reg);
-  const auto second = [&i](int source) {   // where the high result has it from
+  const auto second = [&i](int source) {   // the operand for the high result
     Operand operand = i.src[source];
     if ((i.opsel_hi >> source & 1) == 0) return operand;
     operand.lo = operand.hi;
@@ -214,7 +214,7 @@ Handler dot(F) {
   };
 }
 
-// Two f16 without their denormals.
+// Replaces denormals by 0 in a pair of f16.
 U32 halves_without_denormals(U32 pair) {
   const U32 low = (pair & 0x7c00) != 0 ? 0x7fff : 0, high = (pair & 0x7c000000) != 0 ? 0x7fff : 0;
   return pair & (0x80008000 | low | high << 16);

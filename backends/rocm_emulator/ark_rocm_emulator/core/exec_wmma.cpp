@@ -31,7 +31,8 @@ const uint32_t* operand_row(Wave& w, const Operand& operand, int offset, uint32_
 template <class T>
 using Tile = T[kSize][kSize];
 
-// Throws a fault for a wave of 64 lanes. WMMA has other layouts there, which are not emulated.
+// Throws a fault for a wave of 64 lanes. In such waves WMMA's operands have other layouts, which
+// are not emulated.
 void expect_wave32(const Wave& w, const Inst& i) {
   if (w.lanes == 32) return;
   throw Fault{ErrorKind::UnknownOpcode,

@@ -93,9 +93,9 @@ int biased_exponent(T value) {
   return static_cast<int>(std::bit_cast<BitsOf<T>>(value) >> Parts<T>::mantissa) & Parts<T>::mask;
 }
 
-// v_div_scale: scales the denominator or the numerator of a division (`value` is one of them), so
-// that the Newton iterations neither overflow nor lose bits. If `flag` is set, v_div_fmas reverses
-// the scaling.
+// v_div_scale: scales the denominator or the numerator of a division, so that the Newton iterations
+// neither overflow nor lose bits. `value` is the one that is scaled. Sets `flag` if v_div_fmas must
+// reverse the scaling.
 template <class T>
 T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   constexpr int kScale = Parts<T>::scale;
@@ -123,10 +123,10 @@ T scale_for_division(T value, T denominator, T numerator, bool& flag) {
   return value;
 }
 
-// a * b + c, times 2^scale, rounded once. For float, the sum is computed in double and rounded to
-// odd if it is inexact, so that the last rounding is correct. Rounding to odd does not suffice for
-// a double that becomes denormal, because it may lose a single bit. If the last rounding would then
-// see a tie, the sum is moved in the direction of the lost bit.
+// Computes (a * b + c) * 2^scale, rounded once. For float, the sum is computed in double. If it is
+// inexact, it is rounded to odd, so that the rounding to float is correct. For a double result that
+// becomes denormal, rounding to odd does not suffice, because only one bit may be lost. If the last
+// rounding would then see a tie, the sum is first moved in the direction of the lost bit.
 template <class T>
 T scaled_fma(T a, T b, T c, int scale) {
   const double x = a, y = b, z = c;
@@ -153,7 +153,7 @@ T scaled_fma(T a, T b, T c, int scale) {
   return static_cast<T>(std::ldexp(sum, scale));
 }
 
-// v_div_fixup: the quotient's special cases.
+// v_div_fixup: returns the quotient, corrected for zeros, infinities and NaN.
 template <class T>
 T fix_quotient(T quotient, T denominator, T numerator) {
   const bool negative = std::signbit(denominator) != std::signbit(numerator);
@@ -171,8 +171,8 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   if (biased_exponent(numerator) - biased_exponent(denominator) < -Parts<T>::gap) {
     return with_sign(T(0));
   }
-  // The Newton steps gave NaN, because the quotient exceeds the largest number and they computed
-  // infinity minus infinity. The correct result is infinity.
+  // The quotient exceeds the largest number. The Newton steps then compute infinity minus infinity,
+  // which is NaN. The correct result is infinity.
   if (std::isnan(quotient)) return with_sign(std::numeric_limits<T>::infinity());
   return with_sign(std::fabs(quotient));
 }

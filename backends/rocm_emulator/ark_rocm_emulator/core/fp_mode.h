@@ -13,8 +13,8 @@ namespace ark_emu {
 
 class FpMode {
  public:
-  // wide: true to use the half of MODE for f64 and f16. Flushing denormals needs an x86 host;
-  // elsewhere only the rounding is set.
+  // wide: true to use MODE's fields for f64 and f16, false to use those for f32. On hosts other
+  // than x86 only the rounding mode is set, and denormals are not flushed.
   FpMode(uint32_t mode, bool wide) {
     const unsigned round = (mode >> (wide ? 2 : 0)) & 3, denormals = (mode >> (wide ? 6 : 4)) & 3;
     if (round == 0 && denormals == 3) return;

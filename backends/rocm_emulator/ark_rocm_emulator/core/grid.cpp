@@ -78,10 +78,10 @@ void Grid::check_launch(const KernelDescriptor& descriptor) {
   constexpr uint64_t kMaxGroups = 1ull << 31;
   if (desc.grid.x > kMaxGroups || desc.grid.y > kMaxGroups || desc.grid.z > kMaxGroups ||
       uint64_t{desc.grid.x} * desc.grid.y > kMaxGroups || desc.grid.count() > kMaxGroups) {
-    bad("a grid of " + dims(desc.grid) + " workgroups; the most are 2^31");
+    bad("a grid of " + dims(desc.grid) + " workgroups; at most 2^31 are allowed");
   }
   if (std::max({desc.block.x, desc.block.y, desc.block.z}) > kMaxLanes) {
-    bad("a block of " + dims(desc.block) + " lanes; the most along a side are 1024");
+    bad("a block of " + dims(desc.block) + " lanes; a side may have at most 1024");
   }
   const uint32_t limit = kernel->max_flat_workgroup != 0 ? kernel->max_flat_workgroup : kMaxLanes;
   if (desc.block.count() > limit) {
@@ -90,7 +90,7 @@ void Grid::check_launch(const KernelDescriptor& descriptor) {
   }
   const uint64_t lds = uint64_t{descriptor.lds_bytes} + desc.dynamic_lds;
   if (lds > lds_limit(program->arch())) {
-    bad("it wants " + std::to_string(lds) + " bytes of LDS, " + arch_name(program->arch()) +
+    bad("it needs " + std::to_string(lds) + " bytes of LDS, but " + arch_name(program->arch()) +
         " has " + std::to_string(lds_limit(program->arch())));
   }
   uint32_t explicit_end = 0;
@@ -100,8 +100,8 @@ void Grid::check_launch(const KernelDescriptor& descriptor) {
     }
   }
   if (desc.kernarg.size() < explicit_end || desc.kernarg.size() > kernel->kernarg_size) {
-    bad(std::to_string(desc.kernarg.size()) + " bytes of arguments were given, it takes " +
-        std::to_string(explicit_end));
+    bad(std::to_string(desc.kernarg.size()) + " bytes of arguments were given, but it takes " +
+        std::to_string(explicit_end) + " bytes");
   }
 }
 
@@ -117,7 +117,7 @@ void Grid::prepare(uint32_t resident) {
   const auto lane_count = static_cast<uint64_t>(lanes);
   waves_per_group = static_cast<uint32_t>((desc.block.count() + lane_count - 1) / lane_count);
   const uint64_t wave_count = uint64_t{waves_per_group} * resident;
-  vgpr_rows = program->arch() == Arch::gfx1100 ? 256 : 512;   // any register an instruction names
+  vgpr_rows = program->arch() == Arch::gfx1100 ? 256 : 512;   // all encodable registers
   const uint64_t used = uint64_t{std::max(kernel->vgprs, 16u)} * kLanes * 4 + sizeof(Wave);
   const uint64_t needed =
       wave_count * used + uint64_t{resident} * (descriptor.lds_bytes + desc.dynamic_lds);

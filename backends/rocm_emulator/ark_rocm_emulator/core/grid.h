@@ -73,8 +73,8 @@ struct Grid {
   void finish(const Fault& fault, const Wave* wave, uint32_t pc);
   WaveWhere where(const Wave& wave, uint32_t pc) const;
   uint64_t waves_expected() const { return uint64_t{waves_per_group} * desc.grid.count(); }
-  // True if the address is in the region of the kernel arguments, but outside of both the argument
-  // segment and the dispatch packet.
+  // True if an access is in the region of the kernel arguments, but in neither the argument segment
+  // nor the dispatch packet.
   bool beyond_arguments(uint64_t address, int bytes) const;
   uint64_t pc_address(uint32_t pc) const { return code_base + uint64_t(pc) * 4; }
 
@@ -115,7 +115,7 @@ struct Grid {
   void execute_rows(Wave& wave, const Inst*& current);
   void step_timed();
   void release_barrier(Workgroup& group);
-  void forget(Wave& wave);               // takes it out of `ready`
+  void forget(Wave& wave);               // removes the wave from `ready`
   void put_to_sleep(Wave& wave, uint64_t executed);
   void wake_sleepers(bool all);
   struct Stuck {
@@ -141,10 +141,10 @@ struct Grid {
   bool waiting_external = false;
 };
 
-// The clock of s_memrealtime, 100 MHz. It counts the grid's executed instructions, kStepTicks each.
-// So a kernel's time limits allow the same number of instructions with all checks, or while the
-// host is busy. It never runs faster than the host's clock, by which a grid waits for events
-// outside of it.
+// The clock of s_memrealtime, 100 MHz. It advances by kStepTicks for each executed instruction of
+// the grid. So a kernel's time limits allow the same number of instructions when checks or a busy
+// host slow the emulator down. The clock never runs faster than the host's clock, because a kernel
+// may wait for events outside of the grid.
 constexpr uint64_t kStepTicks = 5;
 uint64_t realtime(const Grid& grid);
 

@@ -1,6 +1,6 @@
-// Conversions between f32 and the small float formats, in plain integer code that compilers
-// vectorise and that no host feature changes: f16, bf16 (round to nearest even unless said), and
-// formats of 8, 6 and 4 bits.
+// Conversions between f32 and the small float formats: f16, bf16, and formats of 8, 6 and 4 bits.
+// They round to nearest even unless a comment says otherwise. The code uses plain integers, so
+// compilers vectorise it and results do not depend on the host.
 #pragma once
 
 #include <bit>

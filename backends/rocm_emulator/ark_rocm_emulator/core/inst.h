@@ -69,7 +69,7 @@ enum class Format : uint8_t {
 // Flags of an operation (OpInfo::flags).
 enum : uint32_t {
   kMode64 = 1 << 0,        // obeys the f64/f16 half of MODE instead of the f32 half
-  kFloat = 1 << 1,         // a VALU float operation: MODE matters, clamp means [0, 1]
+  kFloat = 1 << 1,         // a VALU float operation: it uses MODE; clamp limits to [0, 1]
   kNoModifiers = 1 << 2,   // handler reads raw registers itself (MFMA, permutes)
   kKeepHigh = 1 << 3,      // 16-bit result keeps the other half of the destination
   kWritesExec = 1 << 4,    // v_cmpx
@@ -127,8 +127,8 @@ struct Inst {
   bool glc = false, slc = false, dlc = false, scc_bit = false;  // gfx940: sc0 = glc, nt = slc, sc1
   bool lds = false, offen = false, idxen = false, gds = false, has_saddr = false;
 
-  Handler first = nullptr;            // VOPD: what executes this half alone,
-  Handler first_whole = nullptr;      // while all lanes are on,
+  Handler first = nullptr;            // VOPD: the handler of this half alone,
+  Handler first_whole = nullptr;      // its handler while all lanes are on,
   std::shared_ptr<const Inst> second; // and the other half, executed with the same inputs
 };
 

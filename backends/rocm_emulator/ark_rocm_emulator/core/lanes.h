@@ -1,5 +1,6 @@
 // Loops over the lanes of a wave, as templates over the per-lane function. Handlers are built from
-// these; the lambda is stateless, so the compiler sees the whole loop and vectorises it.
+// these templates. The function is a stateless lambda, so the compiler can inline it and vectorise
+// the loop.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +29,7 @@ template <class F>
 [[gnu::always_inline]] inline void each_lane(const Wave& w, F f) {
   const int lanes = w.lanes;
   int from = 0;
-  do {   // there are 32 at least
+  do {   // a wave has at least 32 lanes
     ARK_LANES
     for (int l = from; l < from + 32; l++) f(l);
     from += 32;
@@ -62,7 +63,7 @@ template <class F>
   for (int l = 32; l < 64; l++) f(l);
 }
 
-// A handler for Handlers::whole: applies F to the 32-bit sources k of all lanes.
+// A handler for Handlers::whole (see inst.h): applies F to the 32-bit sources `k...` of all lanes.
 template <class F, unsigned kUniform, int... k>
 void run_whole(Wave& w, const Inst& i) {
   uint32_t* to = w.row(i.dst[0].reg);
@@ -308,8 +309,8 @@ Handler short3(F) {
 }
 
 // Arithmetic of f16 is computed in double, in which sums and products of f16 are exact, and rounded
-// once to f16. With the default MODE, add, mul, min and max are computed in float, which gives the
-// same results (24 >= 2 * 11 + 2 bits).
+// once to f16. With the default MODE, add, mul, min and max are computed in float. This gives the
+// same results, because float has at least 2 * 11 + 2 bits.
 uint16_t round_half(const Wave& w, double value);      // by MODE
 uint16_t flush_half(const Wave& w, uint16_t value);    // f16 denormals to zero if MODE says so
 
@@ -336,7 +337,7 @@ void half_lanes(Wave& w, const uint32_t* a, const uint32_t* b, const uint32_t* c
 }
 
 template <class F>
-Handler half2(F) {   // F takes and returns one floating type
+Handler half2(F) {   // F's arguments and result have the same floating type
   return [](Wave& w, const Inst& i) {
     alignas(64) Row t0, t1, out;
     const uint32_t *a = w.src16(i, 0, t0), *b = w.src16(i, 1, t1);

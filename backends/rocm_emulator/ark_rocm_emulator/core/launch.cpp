@@ -23,8 +23,9 @@ LaunchResult bad_launch(const LaunchDesc& desc, const std::string& what) {
   return result;
 }
 
-// Runs a grid whose workgroups are independent, on several threads. The fault of the lowest
-// workgroup is reported, so the result does not depend on the threads.
+// Runs a grid whose workgroups are independent, on several threads. If several workgroups fault,
+// the fault of the one with the lowest number is reported, so the result does not depend on the
+// threads.
 LaunchResult run_groups(Memory& memory, const LaunchDesc& desc, const std::atomic<bool>& cancel) {
   const auto count = static_cast<uint32_t>(desc.grid.count());
   const uint32_t hardware = std::max(1u, std::thread::hardware_concurrency());
@@ -100,7 +101,7 @@ LaunchResult run_launch(Memory& memory, const LaunchDesc& desc, const std::atomi
       grid.finish(fault, nullptr, 0);
       result = grid.result;
     }
-  } catch (const std::exception& error) {   // Error, or the host has no memory for it
+  } catch (const std::exception& error) {   // an Error, or out of host memory
     result = bad_launch(desc, error.what());
   }
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -62,8 +62,8 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
     if (kind != MemKind::Host) check_device(device);
     if (size == 0) throw Error("an allocation of 0 bytes");
     constexpr uint64_t kPage = 4096;
-    // An inaccessible guard on each side of an allocation ensures that an access just outside of it
-    // never reaches a neighbouring one.
+    // A guard area on each side of an allocation ensures that an access just outside of the
+    // allocation never reaches another allocation.
     const uint64_t mapped = (size + kPage - 1) / kPage * kPage + 2 * kGuard;
     void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -97,7 +97,7 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
     {
       const std::lock_guard lock(mutex_);
       const auto found = owned_.find(base);
-      if (found == owned_.end()) throw Error("release of memory that allocate did not give");
+      if (found == owned_.end()) throw Error("release of an address that allocate did not return");
       size = found->second;
       owned_.erase(found);
     }
@@ -175,7 +175,7 @@ class MachineImpl : public Machine, public std::enable_shared_from_this<MachineI
   std::shared_ptr<Memory> memory_ = std::make_shared<Memory>();
   mutable std::mutex mutex_;
   std::map<uint64_t, uint64_t> owned_;
-  std::vector<std::pair<uint64_t, uint64_t>> released_;   // while grids ran
+  std::vector<std::pair<uint64_t, uint64_t>> released_;   // released while grids ran
   int running_ = 0;                                       // grids
   Hook hook_;
 };
@@ -232,7 +232,7 @@ Arch arch_from_name(std::string_view name) {
     if (base == kArchs[static_cast<size_t>(k)].name) return static_cast<Arch>(k);
   }
   throw Error("'" + std::string(name) +
-              "' is not emulated; there are gfx90a, gfx942, gfx950 and gfx1100");
+              "' is not emulated; supported: gfx90a, gfx942, gfx950 and gfx1100");
 }
 
 const char* arch_name(Arch arch) { return kArchs[static_cast<size_t>(arch)].name; }
@@ -241,7 +241,7 @@ uint32_t lds_limit(Arch arch) { return kArchs[static_cast<size_t>(arch)].lds; }
 
 std::shared_ptr<Machine> Machine::create(const std::vector<Arch>& devices) {
   if (devices.empty() || devices.size() > 64) {
-    throw Error("a machine has 1 to 64 devices, " + std::to_string(devices.size()) + " were asked");
+    throw Error("a machine has 1 to 64 devices, " + std::to_string(devices.size()) + " requested");
   }
   return std::make_shared<MachineImpl>(devices);
 }

@@ -1,6 +1,6 @@
-// Products of small matrices in the host's vectors, for MFMA and WMMA. Operands are stored by (k,
-// line), where a line is a row of A or a column of B, so that a row of lanes is a row of the
-// matrix. Sums are formed in double, one k after the other.
+// Products of small matrices in the host's vectors, for MFMA and WMMA. Operands are indexed by (k,
+// line), where a line is a row of A or a column of B. A register of all lanes can then be copied
+// without a permutation. Sums are formed in double, one k after the other.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ inline void to_floats(uint32_t* to, Doubles value) {
 }
 #elif defined(__AVX2__) && defined(__FMA__)
 using Doubles = __m256d;
-constexpr int kAccumulators = 12;   // two units add in four cycles; the other registers hold operands
+constexpr int kAccumulators = 12;   // 2 units * 4 cycles latency = 8 at least
 inline Doubles spread(double value) { return _mm256_set1_pd(value); }
 inline Doubles load_doubles(const double* from) { return _mm256_loadu_pd(from); }
 inline void store_doubles(double* to, Doubles value) { _mm256_storeu_pd(to, value); }
@@ -82,9 +82,9 @@ template <int kRows, int kColumns, int kSize, class Begin, class End>
 // Computes the product of the transposed `left` and `right`, which are both stored as [k][row or
 // column]. Each sum starts at begin(row, column), and end(row, column, sums) stores a vector of
 // sums of a row. The product of two numbers of 24 bits or fewer is exact in double, so fused and
-// separate additions round alike. The rows are divided into equal shares. If a last share had few
-// rows, it would have few independent accumulators, and each addition would wait for the preceding
-// one.
+// separate additions round alike. The rows are divided into nearly equal shares, each with enough
+// independent accumulators. A share of few rows would be slow, because each addition would wait for
+// the preceding one.
 template <int kSize, class Begin, class End>
 [[gnu::always_inline]] inline void multiply(const double (*left)[kSize], const double (*right)[kSize],
                                             int depth, Begin begin, End end) {

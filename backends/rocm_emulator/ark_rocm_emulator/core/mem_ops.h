@@ -66,10 +66,10 @@ inline void store_to_lds(Wave& w, const Inst& i, uint64_t active, int bytes, con
   store_lanes(w, i, to, size, rows);
 }
 
-// Names the operations that FLAT and MUBUF both have. M holds their handlers as static templates:
-// load<Bytes, Convert>, store<Bytes, High>, atomic<AtomicOp, Bytes>. Calls load(name, type,
-// handler), store(name, type, handler) and atomic(name, type of the result, type of the data,
-// flags, handler).
+// Enumerates the operations that FLAT and MUBUF both have, and calls one of the arguments for each:
+// load(name, type, handler), store(name, type, handler) or atomic(name, type of the result, type of
+// the data, flags, handler). The handlers are static templates of M: load<Bytes, Convert>,
+// store<Bytes, High>, atomic<AtomicOp, Bytes>.
 template <class M, class Load, class Store, class Atomic>
 void each_memory_operation(Load load, Store store, Atomic atomic) {
   struct Access {
@@ -105,7 +105,7 @@ void each_memory_operation(Load load, Store store, Atomic atomic) {
   struct Integer {
     const char* name;
     Handler narrow, wide;   // 32 and 64 bits
-    bool two = false;       // the new value and the expected one
+    bool two = false;       // has two data operands: new and expected value
   };
   static constexpr Integer kIntegers[] = {
       {"swap", M::template atomic<AtomicOp::Swap, 4>, M::template atomic<AtomicOp::Swap, 8>},

@@ -1,7 +1,8 @@
-// Code that the matrix instructions of CDNA share: element types, reading of registers, and D.
-// Layouts are from AMD's CDNA3 and CDNA4 instruction set documents, chapter "Matrix arithmetic",
-// and AMD's matrix instruction calculator. Sums are computed in double and rounded once, because
-// the hardware's order of additions is not documented. EXEC and MODE's rounding are ignored.
+// Code that the matrix instructions of CDNA (D = A * B + C) share: element types, reading the
+// operands' registers, and writing D. Layouts are from AMD's CDNA3 and CDNA4 instruction set
+// documents, chapter "Matrix arithmetic", and AMD's matrix instruction calculator. Sums are
+// computed in double and rounded once, because the hardware's order of additions is not documented.
+// EXEC and MODE's rounding are ignored.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +64,7 @@ using InF16 = InHalf<5>;
 using InBF16 = InHalf<8>;
 
 template <uint32_t kKept>
-struct InFloat {   // the only type whose denormals MODE decides about
+struct InFloat {   // the only type for which MODE may flush denormals
   static constexpr int kBits = 32;
   static void widen(const Wave& w, const uint32_t* from, int, int count, double* to) {
     const bool flushes = (w.mode & 0x10) == 0;
@@ -150,8 +151,8 @@ inline uint32_t total(double sum, uint32_t addend) {
 
 inline uint32_t total(int32_t sum, uint32_t addend) { return static_cast<uint32_t>(sum) + addend; }
 
-// Adds `addend` to a sum. If MODE requests it, a result that overflows is replaced by the largest
-// number.
+// Returns sum + addend. If MODE requests it, an overflow gives the largest number instead of
+// infinity.
 inline uint32_t limited(double sum, uint32_t addend) {
   const double exact = sum + as_float(addend);
   const float result = static_cast<float>(exact);

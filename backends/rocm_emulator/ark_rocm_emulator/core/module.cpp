@@ -1,5 +1,5 @@
-// The Python module of the emulator core: devices, memory, code objects and launches for tests,
-// benchmarks and tools that want the core without HIP on top.
+// The Python module of the emulator core: devices, memory, code objects and launches. Used by
+// tests, benchmarks and tools that do not need HIP.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -23,7 +23,7 @@ MemKind kind_of(const std::string& name) {
   for (const auto& [text, kind] : kKinds) {
     if (name == text) return kind;
   }
-  throw Error("'" + name + "' is no kind of memory; expected device, fine, uncached or host");
+  throw Error("'" + name + "' is not a kind of memory; expected device, fine, uncached or host");
 }
 
 std::span<const uint8_t> bytes_of(const py::bytes& data) {

@@ -64,8 +64,8 @@ const Inst& Program::decode_at(uint32_t pc) {
   return inst;
 }
 
-// Decodes a row of instructions. A row also ends before an instruction at which another row already
-// begins.
+// Decodes a row of instructions, from dword index `pc` on. The row also ends before an instruction
+// at which another row already begins.
 const Step& Program::make_steps(uint32_t pc) {
   std::vector<Step> row;
   for (uint32_t next = pc;;) {

@@ -12,13 +12,13 @@
 
 namespace ark_emu {
 
-// An instruction in a row. A row is a sequence of instructions that execute without checks in
-// between and are stored one after another. Only the last instruction of a row may branch, end a
-// slice, write EXEC, or use MODE, the register index or the time.
+// An instruction of a row. A row is a sequence of instructions that are stored one after another
+// and run without the scheduler's tests in between. Only the last instruction of a row may branch,
+// end a slice (the wave's turn), write EXEC, or use MODE, the register index or the time.
 struct Step {
   Handler run, whole;
   const Inst* inst;
-  int32_t left;     // how many steps the row still has, this one among them
+  int32_t left;     // number of steps from this one to the row's end
 };
 
 class Program {
@@ -55,7 +55,7 @@ class Program {
   Arch arch_;
   const Decoder& decoder_;
   uint64_t begin_, end_;
-  uint32_t first_, count_;        // dwords of code: the index of the first, how many
+  uint32_t first_, count_;        // the code: index of its first dword, number of dwords
   std::vector<uint32_t> words_;
   std::unique_ptr<std::atomic<const Inst*>[]> slots_;
   std::unique_ptr<std::atomic<const Step*>[]> steps_;

@@ -1,5 +1,4 @@
-// The random generator splitmix64. It is small, gives the same results on every host, and is good
-// enough to order waves.
+// The random generator splitmix64. It gives the same numbers on every host.
 #pragma once
 
 #include <cstdint>

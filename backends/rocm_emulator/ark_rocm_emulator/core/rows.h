@@ -10,9 +10,9 @@
 #include <immintrin.h>
 #endif
 
-// Precedes a loop in which each iteration touches one lane. Several iterations may run at once,
-// even if a result is stored to the register of a source, because no iteration reads what another
-// one writes.
+// Precedes a loop with one iteration per lane. It allows the compiler to run several iterations at
+// once. This is correct even if a result is stored to the register of a source, because no
+// iteration reads what another one writes.
 #if defined(__clang__)
 #define ARK_LANES _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -1,6 +1,6 @@
-// Code that the scalar ALU's one-operand and two-operand instructions share: handlers made from
-// plain functions, and the bit operations that exist both between two registers (SOP2) and with
-// EXEC (SOP1).
+// Code that the scalar ALU's one-operand and two-operand instructions share: templates that make
+// handlers from plain functions, and the list of bit operations. These operations exist in two
+// forms: of two registers (SOP2), and of a register and EXEC (SOP1).
 #pragma once
 
 #include <cstdint>

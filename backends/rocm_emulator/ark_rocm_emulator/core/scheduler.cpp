@@ -77,9 +77,9 @@ bool Grid::step() {
 
 namespace {
 
-// Each of these structs has the code that runs around each instruction under certain options of the
-// grid. instead(): returns true if it has executed the instruction itself. after(): returns true if
-// the slice continues.
+// The structs below have the code that runs before and after each instruction, for different
+// options of the grid. instead(): returns true if it has executed the instruction in place of the
+// handler. after(): returns true if the slice continues.
 struct Plainly {
   void before(Wave&, const Inst&) const {}
   bool instead(Wave&, const Inst&) const { return false; }
@@ -133,9 +133,9 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
       if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     }
     if (!around.after(w, inst) || w.slice <= 0) return;
-    // If an instruction does not branch, the next instruction is the next one of the row, which is
-    // known without waiting for the store to w.pc. The empty asm hides from the compiler that both
-    // are the same.
+    // If an instruction does not branch, its successor is inst.next, which is known without waiting
+    // for the store to w.pc. The empty asm hides from the compiler that `behind` equals w.pc, so
+    // that it does not use w.pc instead.
     uint32_t behind = inst.next;
     if (w.pc == behind) [[likely]] {
       asm("" : "+r"(behind));
@@ -155,8 +155,8 @@ void Grid::execute_rows(Wave& w, const Inst*& current) {
       return;
     }
     const Step* step = &program->step_at(w.pc);
-    // The minimum of two numbers, written as a branch. With a minimum instruction the processor
-    // would wait for both numbers.
+    // The minimum of step->left and w.slice, written as a branch. With a minimum instruction the
+    // host's processor would wait for both numbers.
     int32_t count = step->left;
     if (count > w.slice) [[unlikely]] {
       count = w.slice;

@@ -1,4 +1,5 @@
-// Emulates stale values. Caches hold lines until an instruction writes back or invalidates them.
+// Emulates caches and delayed memory operations, so that a program without the required fences
+// reads stale values. Caches hold lines until an instruction writes back or invalidates them.
 // Memory operations take effect later than they were issued and in another order. The visible
 // values are those that the memory model of LLVM's "User Guide for AMDGPU Backend" allows; see
 // README.md, "Stale values". With LaunchOptions::stale off none of this exists.
@@ -40,7 +41,7 @@ struct Placement {
 };
 
 struct CacheLine {
-  uint64_t tag;           // number of the line + 1; 0: none
+  uint64_t tag;           // number of the line + 1; 0 if empty
   uint32_t round, foreign_round;   // Cache::round_ and foreign_round_ when it was last touched
   bool local, listed;     // Placement::local; is in Cache::dirty_
   ByteMask valid, dirty;
@@ -51,7 +52,7 @@ struct CacheLine {
 class Cache {
  public:
   void make(uint32_t lines, uint64_t salt);   // a power of two
-  CacheLine* find(uint64_t line);             // null if nothing of it is held
+  CacheLine* find(uint64_t line);             // null if the line is not held
   // Returns the cache's entry for a line. If the entry held another line, it is emptied, and if
   // that line was dirty, it is passed to `evict`.
   template <class F>
@@ -98,8 +99,8 @@ class DeviceCaches {
  public:
   DeviceCaches(Arch arch, uint64_t salt);
   std::mutex mutex;   // held around everything below
-  // Reads a line as a compute unit of `part` (the units behind one inner cache) sees it on a miss
-  // in the unit's first-level cache.
+  // Reads a line as seen by a compute unit whose first-level cache does not hold the line. `part`:
+  // the number of the inner cache that serves the unit.
   void read(unsigned part, uint64_t line, Placement place, Reach reach, Random& random,
             uint8_t* out);
   bool write(unsigned part, uint64_t address, const uint8_t* from, int bytes, Placement place,
@@ -131,7 +132,7 @@ struct Flight {
   ComputeUnit* unit = nullptr;
   bool performed = false;
   size_t place = 0;                     // in StaleGrid::pending_
-  std::vector<uint64_t> lines;          // that it touches
+  std::vector<uint64_t> lines;          // the lines that it accesses
   uint32_t s[sizeof(Wave::s) / 4];      // registers when it was issued
   uint32_t address[2 * kLanes], data[4 * kLanes];
 };
@@ -147,8 +148,8 @@ struct ComputeUnit {
 struct StaleWave {
   ComputeUnit* unit = nullptr;
   unsigned part = 0;
-  // The operations in flight that each wait counter counts (CDNA has one counter). A null entry is
-  // an operation that has taken effect.
+  // The operations that the wait counters count: loads (vmcnt) and stores (vscnt). CDNA has one
+  // counter for both and uses only `loads`. A null entry is an operation that has taken effect.
   std::deque<Flight*> loads, stores;
 };
 

@@ -1,7 +1,7 @@
 // The caches behind a compute unit's first-level cache: which lines they hold, and when they write
 // dirty lines to the next level. A device has several inner caches (each serves a part of its
-// compute units) and one outer cache. The outer cache of CDNA3 stands for the level at which stores
-// of agent scope are visible.
+// compute units) and one outer cache. CDNA3 has no outer cache; here it models the level at which
+// stores of agent scope are visible to all XCDs (dies) of a device.
 //
 //           first             inner (part)                          outer (device)
 //   gfx90a  L1 of a CU        -                                     L2
@@ -17,7 +17,7 @@ namespace ark_emu {
 namespace {
 
 constexpr uint32_t kInnerLines = 32768, kOuterLines = 65536;
-constexpr uint64_t kForgets = 64;   // one of this many hits counts as a miss, at random
+constexpr uint64_t kForgets = 64;   // on average, one of this many hits counts as a miss
 constexpr ByteMask kAll = ~ByteMask{0};
 
 // Returns the mask that selects `bytes` bytes (at least 1) from `offset` on.

@@ -77,7 +77,7 @@ Rows result_rows(const Inst& i) {
 StaleGrid::StaleGrid(Grid& grid, DeviceCaches& caches)
     : grid_(grid), caches_(caches), random_{grid.desc.options.seed * 0x2545f4914f6cdd1dull + 77} {
   const std::lock_guard lock(caches_.mutex);
-  caches_.settle();   // as the start of a dispatch does
+  caches_.settle();   // the start of a dispatch does this
 }
 
 StaleGrid::~StaleGrid() {
@@ -154,8 +154,8 @@ void StaleGrid::load(Wave& w, const Inst& i, const Addresses& a, int bytes, uint
   }
 }
 
-// Makes a random compute unit read a line just before the line changes, as another of the unit's
-// waves might have done. The unit's cache then holds the old contents.
+// Makes a random compute unit read a line just before the line changes, so that the unit's cache
+// holds the old contents. A wave of that unit might have done this read.
 void StaleGrid::pull(uint64_t line, Placement place) {
   ComputeUnit& unit = *units_[random_.below(units_.size())];
   CacheLine& at = unit.cache.claim(line, false, [](CacheLine&) {});
@@ -256,8 +256,9 @@ void StaleGrid::defer(Wave& w, const Inst& i, std::vector<uint64_t> lines) {
   pending_.push_back(&f);
 }
 
-// Runs the handler of an operation when it takes effect. The handler sees the registers as they
-// were when the operation was issued; registers that it does not write are restored afterwards.
+// Runs the handler of an operation when the operation takes effect. Meanwhile the registers have
+// the values of the time of issue. Registers that the handler does not write are restored
+// afterwards.
 void StaleGrid::run(Flight& f) {
   Wave& w = *f.wave;
   const Inst& i = *f.inst;
@@ -296,7 +297,7 @@ void StaleGrid::run(Flight& f) {
 
 void StaleGrid::perform(Flight& f) {
   if (f.performed) return;
-  if (f.inst->op->src_count == 0) {   // a write-back comes after what its wave issued before it
+  if (f.inst->op->src_count == 0) {   // a write-back waits for its wave's earlier operations
     StaleWave& s = *f.wave->stale;
     for (size_t k = 0; k < s.loads.size() && s.loads[k] != &f; k++) {
       if (s.loads[k] != nullptr) perform(*s.loads[k]);
@@ -395,7 +396,7 @@ bool StaleGrid::issue(Wave& w, const Inst& i) {
   std::deque<Flight*>& counter = rdna && no_result ? s.stores : s.loads;
   const bool cached = lines_of(w, i, touched_);
   const Rows result = result_rows(i);
-  for (size_t k = 0; k < s.loads.size() && result.count > 0; k++) {   // they return in order
+  for (size_t k = 0; k < s.loads.size() && result.count > 0; k++) {   // loads return in order
     Flight* f = s.loads[k];
     if (f == nullptr || f->performed || f->inst->op->src_count == 0) continue;
     const Rows other = result_rows(*f->inst);

@@ -25,7 +25,7 @@ constexpr uint64_t kLine = 128;
 constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
 // The counter lgkmcnt, of LDS accesses and scalar loads in flight, counts to 15.
 constexpr uint32_t kMostScalar = 15 | 3 << 14 | 14 << 8;
-constexpr double kMoment = 500;   // nanoseconds per row of the profile's bytes read from memory
+constexpr double kMoment = 500;   // nanoseconds per entry of memory_bytes_
 
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -106,7 +106,7 @@ Timing::~Timing() {
   }
 }
 
-// Adds the time since t.mark to the cycles of the instruction at which the wave spent it.
+// Adds the time since t.mark to the cycles of the instruction at which the wave was in this time.
 void Timing::spend(WaveTiming& t) {
   spent(t.at).cycles += t.now - t.mark;
   t.mark = t.now;
@@ -224,8 +224,8 @@ double Timing::arrived(uint64_t line, uint64_t way, double at) {
 // caches.
 double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   ComputeUnit& unit = units_[t.unit];
-  // Identifies a line that is in flight to a die. Streaming lines (with the bit nt) are not shared
-  // with other requests.
+  // The key of a line that is in flight to a die. Streaming loads (with the bit nt) do not share
+  // the line with other requests.
   const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
   const bool kept = through != Through::None;
   if (kept) {
@@ -259,9 +259,9 @@ double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   return there;
 }
 
-// The time of an access that is performed at the memory side, where accesses to one line are
-// serialised. A load that returned a stored value must have happened after the store. If its
-// computed time is earlier, it counts as repeated.
+// Returns the time of an access that is performed at the memory side, where accesses to one line
+// are serialised. A load that returned a stored value must be later than the store. If its computed
+// time is earlier, the load counts as a poll that was repeated until then.
 double Timing::coherent(WaveTiming& t, uint64_t line, double at, bool writes, bool changes) {
   const uint32_t number = t.unit % static_cast<uint32_t>(model_.dies);
   Die& die = dies_[number];
@@ -299,9 +299,9 @@ void Timing::access(Wave& w, const Inst& i, const Cost& cost) {
       }
     }
     const double busy = std::max(4.0, count * double{kLine} / model_.l1_width);
-    // Only one access of a wave may wait for the address unit. The next access issues when the unit
-    // has accepted this one. Otherwise accesses that reach the unit much later would precede other
-    // waves' requests in the caches' queues.
+    // Only one access of a wave may wait for the address unit: the next access issues when the unit
+    // has accepted this one. Without this limit, a wave could enter accesses of the far future into
+    // the caches' queues, before earlier requests of other waves.
     t.now = std::max(t.now, t.taken);
     const double address = unit.addresses.serve(t.now, busy);
     t.taken = address - busy;

@@ -1,8 +1,8 @@
 // Predicts times: when each instruction would issue and each access would return on a product such
-// as an MI300X. The emulator then always runs the wave whose clock is furthest behind. So polls,
-// signals between processors and queues happen at the times at which they would on the device. The
-// result is a prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md describe the
-// model and the sources of its numbers.
+// as an MI300X. With a timing model, the emulator always runs the wave whose clock is furthest
+// behind. So polls, signals between processors and queueing happen in the order of the predicted
+// times. The result is a prediction, not a measurement. timing_models.cpp and docs/rocm-timing.md
+// describe the model and the sources of its numbers.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct TimingModel {
   Arch arch;
   double ghz;
   int units, dies;                    // compute units; dies with an L2 each
-  double matrix_flops;                // of a SIMD's matrix unit with 16-bit operands, a cycle
+  double matrix_flops;                // per cycle, of a SIMD's matrix unit with 16-bit types
   double lds_width, l1_width;         // of a compute unit
   double l2_width, fabric_width;      // of a die: its L2, its link to the memory side
   double mall_width, memory_width;    // of the device: memory-side cache, memory (as achieved)
@@ -68,9 +68,9 @@ class LineCache {
  private:
   static constexpr uint32_t kWays = 16;
   size_t place(uint64_t line) const {
-    // The set in which a line is placed. It is chosen by the highest bits of this product, so
-    // neighbouring lines are in distant sets, and all sets get equally many lines. With the middle
-    // bits, 40% of a 128 MB buffer would fall into full sets of a 256 MB cache.
+    // The highest bits of this product choose the set of a line. So neighbouring lines are in
+    // distant sets, and all sets get equally many lines. With the middle bits of the product, some
+    // sets would overflow: 40% of the lines of a 128 MB buffer would not fit in a 256 MB cache.
     const uint64_t high = (line * 0x9e3779b97f4a7c15ull) >> 32;
     return static_cast<size_t>((high * sets_) >> 32) * kWays;
   }
@@ -160,7 +160,7 @@ class Timing {
     }
   };
   struct LdsUse {
-    double cycles = 0, conflicts = 0;  // busy cycles; those of them that are bank conflicts
+    double cycles = 0, conflicts = 0;  // busy cycles; how many are bank conflicts
   };
   struct Spent {
     double cycles = 0;                 // of all waves
@@ -168,7 +168,7 @@ class Timing {
   };
   Cost cost_of(const Inst& i) const;
   Cost& known(const Inst& i);
-  enum class Through : uint8_t { None, Vector, Scalar };   // the unit's cache in front of L2
+  enum class Through : uint8_t { None, Vector, Scalar };   // the compute unit's cache
   double arrived(uint64_t line, uint64_t way, double at);
   double fetch(WaveTiming& t, uint64_t line, double at, Through through);
   void access(Wave& w, const Inst& i, const Cost& cost);

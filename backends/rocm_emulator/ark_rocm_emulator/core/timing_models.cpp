@@ -3,9 +3,9 @@
 // cycles, passes of matrix instructions) and published measurements: reads at 81% of the data
 // sheet's bandwidth; 642 ns from a store to a counter until another compute unit of the die reads
 // it, and 742 ns across dies; 3.3 us and more for a barrier of all compute units. AMD does not
-// publish the latencies of single cache levels, flushes and invalidations. They are chosen so that
-// the predictions of these microbenchmarks are near the measured times (docs/rocm-timing.md lists
-// what was compared).
+// publish the latencies of single cache levels, flushes and invalidations. These latencies are
+// chosen so that the predictions for the microbenchmarks above are near the measured times
+// (docs/rocm-timing.md has the comparison).
 #include "timing.h"
 
 namespace ark_emu {

@@ -37,7 +37,7 @@ class Places {
   MemoryView& view_;
   std::unordered_map<uint64_t, uint64_t> bases_;
   uint64_t next_;
-  uint64_t base_ = 0, there_ = 0;      // of the region that was touched last
+  uint64_t base_ = 0, there_ = 0;      // of the region that was accessed last
 };
 
 }  // namespace ark_emu

@@ -37,7 +37,8 @@ int dpp_source(unsigned ctrl, int lane, int lanes) {
 
 bool is_dpp(const Inst& inst) { return inst.ext == Ext::Dpp || inst.ext == Ext::Dpp8; }
 
-// For each lane, the lane that it reads from, and whether that lane exists.
+// The source lanes of a DPP control. from: the lane that each lane reads. valid: one bit per lane,
+// set if its source lane exists.
 struct LaneMap {
   alignas(64) int32_t from[kLanes] = {};
   uint64_t valid = 0;
@@ -316,7 +317,7 @@ void Wave::put64(const Inst& inst, uint32_t* out) {
 
 void Wave::put_mask(const Inst& inst, int which, uint64_t bits) {
   bits &= exec();
-  if (is_dpp(inst)) bits &= dpp_lanes;   // disabled lanes too
+  if (is_dpp(inst)) bits &= dpp_lanes;   // also for lanes that DPP disables
   if (lanes == 64) {
     put_scalar64(inst.dst[which], bits);
   } else {

@@ -32,8 +32,8 @@ enum class WaveStatus : uint8_t { Ready, Barrier, Done };
 
 struct Wave {
   // The scalar registers by hardware number: VCC is 106, EXEC 126, and so on. In a wave of 64 lanes
-  // a lane mask has two registers. RDNA code may name the last register for a mask, so the array
-  // has one more.
+  // a lane mask has two registers. RDNA code may use the last register alone for a lane mask. A
+  // handler that reads a pair then reads one register more, so the array has one more.
   alignas(64) uint32_t s[130] = {};
   uint32_t* v = nullptr;                // rows of kLanes; row = Operand::reg (AGPRs from 256)
   uint32_t pc = 0;                      // dword index of the next instruction
@@ -41,7 +41,7 @@ struct Wave {
   WaveStatus status = WaveStatus::Ready;
   int32_t slice = 0;                    // instructions left in this slice; 0 ends it
   bool sleeps = false;                  // s_sleep ended the slice
-  uint32_t naps = 0;                    // short slices that ended so, in a row
+  uint32_t naps = 0;                    // consecutive short slices that s_sleep ended
   bool default_mode = true;             // MODE has round-to-nearest and all denormals on
   uint32_t mode = 0xf0;                 // MODE: round 1:0 f32, 3:2 f64/f16; denormals 5:4, 7:6
   int lanes = 64;                       // wave size
@@ -60,7 +60,7 @@ struct Wave {
   StaleWave* stale = nullptr;           // null unless values may be stale
   PollLog* watched = nullptr;           // set while the wave is watched for a deadlock
   uint64_t executed = 0;
-  bool changed = false;                 // this slice changed memory: others may go on
+  bool changed = false;                 // this slice changed memory: other waves may continue
 
   uint64_t dpp_lanes = ~0ull;           // lanes a DPP source left writable (current instruction)
 

@@ -1,7 +1,7 @@
-// A cache of matrix instructions' operands that were converted to the type of the sums ("widened").
-// An entry is valid as long as the registers hold the same values. A kernel that multiplies tiles
-// uses each operand for a whole row or column of tiles. Comparing the registers takes a tenth of
-// the time of converting them.
+// A cache of operands of matrix instructions, converted to the type of the sums ("widened"). A
+// kernel uses each operand for several products, and comparing an operand's registers with those of
+// a cached conversion takes a tenth of the time of converting them. An entry is valid as long as
+// the registers hold the same values.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ struct Widened {
   // The parameters that, together with the registers' contents, determine the result of the
   // conversion.
   struct Kind {
-    Maker maker = nullptr;  // any function that stands for the type and the layout
+    Maker maker = nullptr;  // a function that identifies the type and the layout
     int depth = 0, blocks = 0;
     uint32_t mode = 0;
     bool operator==(const Kind&) const = default;
