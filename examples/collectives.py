@@ -1,4 +1,5 @@
-"""Classic algorithms in the language of ark.comm.program, for any supported number of ranks.
+"""Classic collective algorithms, written with ark.comm.program, for any number of ranks that the
+algorithm supports.
 
 python examples/collectives.py prints the predicted time of each on eight GPUs behind a switch.
 """
@@ -13,8 +14,8 @@ from ark.collective.programs.language import Chunk, Program
 
 
 def ring_all_gather(n: int) -> CollectiveProgram:
-    """All-gather on a ring: each shard goes around the ring in n - 1 steps, and every link is busy
-    in each step.
+    """All-gather on a ring: each rank's shard goes around the ring in n - 1 steps. Every link is
+    busy in each step.
     """
 
     @ark.comm.program("all_gather", n)
@@ -42,8 +43,8 @@ def _double(p: Program) -> None:
 
 
 def recursive_doubling_all_gather(n: int) -> CollectiveProgram:
-    """In step i the two ranks of each pair at distance 2^i exchange all parts that they have. n is
-    a power of two.
+    """All-gather in log2 n steps: in step i the two ranks of each pair at distance 2^i exchange all
+    parts that they have. n is a power of two.
     """
 
     @ark.comm.program("all_gather", n)
@@ -86,7 +87,9 @@ def ring_reduce_scatter(n: int) -> CollectiveProgram:
 
 
 def direct_reduce_scatter(n: int) -> CollectiveProgram:
-    """Each rank puts to each peer the peer's shard. The peer adds the shards up in rank order."""
+    """Reduce-scatter in one step: each rank puts to each peer the shard that the peer owns. The
+    owner adds up the shards it received, in rank order.
+    """
 
     @ark.comm.program("reduce_scatter", n, scratch=n)
     def direct(p: Program) -> None:
@@ -116,7 +119,9 @@ def one_shot_all_reduce(n: int) -> CollectiveProgram:
 
 
 def two_shot_all_reduce(n: int) -> CollectiveProgram:
-    """A direct reduce-scatter, then each owner puts its sum to all ranks."""
+    """All-reduce in two steps: a direct reduce-scatter, after which each owner of a shard puts its
+    sum to all ranks.
+    """
 
     @ark.comm.program("all_reduce", n, scratch=n)
     def two_shot(p: Program) -> None:
@@ -171,8 +176,8 @@ def binomial_broadcast(n: int) -> CollectiveProgram:
 
 
 def scatter_all_gather_broadcast(n: int) -> CollectiveProgram:
-    """The root sends a shard to each rank, and the shards go around a ring: van de Geijn's
-    algorithm, for large data.
+    """Broadcast of large data by van de Geijn's algorithm: the root sends a shard to each rank, and
+    the shards then go around a ring.
     """
 
     @ark.comm.program("broadcast", n, root=0)
@@ -222,8 +227,8 @@ def direct_all_to_all(n: int) -> CollectiveProgram:
 
 
 def bruck_all_gather(n: int) -> CollectiveProgram:
-    """All-gather for any n, in which the data of a rank double in each step: the rank receives the
-    next ranks' shards as one piece.
+    """All-gather for any n in about log2 n steps: the number of shards that a rank has doubles in
+    each step. It receives the shards of the ranks that follow its own in one message.
 
     J. Bruck et al., "Efficient Algorithms for All-to-All Communications in Multiport
     Message-Passing Systems". Shards are in the order of distance until the end.
@@ -247,8 +252,9 @@ def bruck_all_gather(n: int) -> CollectiveProgram:
 
 
 def _halve(p: Program, home: Callable[[int], Chunk]) -> None:
-    """Halves the data that each rank reduces: in each step the pairs at distance n/2, n/4, ...
-    exchange halves of the remaining data and add. scratch: 2n chunks.
+    """Recursive halving: in each step, the two ranks of each pair (at distance n/2, then n/4, ...)
+    exchange halves of the data that they still reduce, and add the received half to their own.
+    Needs 2n chunks of scratch memory.
     """
     n = len(p.ranks)
     left, distance = p.input, n // 2
@@ -290,7 +296,8 @@ def rabenseifner_all_reduce(n: int) -> CollectiveProgram:
 
 
 def recursive_doubling_all_reduce(n: int) -> CollectiveProgram:
-    """Pairs at distance 1, 2, 4, ... exchange all data and add: log2 n steps, for small data.
+    """All-reduce of small data in log2 n steps: pairs of ranks at distance 1, 2, 4, ... exchange
+    all their data and add.
 
     Both ranks of a pair add the same two sums, so all ranks get the same bits.
     """
@@ -320,8 +327,8 @@ def _parent(node: int, n: int) -> int:
 
 
 def double_binary_tree_all_reduce(n: int) -> CollectiveProgram:
-    """Two trees, each of which reduces and broadcasts half of the data. Inner ranks of one tree are
-    leaves of the other.
+    """All-reduce over two binary trees, each of which reduces and broadcasts half of the data.
+    Inner ranks of one tree are leaves of the other.
 
     P. Sanders, J. Speck, J. L. Traff, "Two-tree algorithms for full bandwidth broadcast, reduction
     and scan". The second tree is the first one mirrored, or shifted if n is odd.
@@ -351,10 +358,11 @@ def double_binary_tree_all_reduce(n: int) -> CollectiveProgram:
 
 
 def hierarchical_all_reduce(n: int) -> CollectiveProgram:
-    """Two boxes of n/2 ranks: shards are added in each box, then across boxes, then distributed in
-    the box.
+    """All-reduce over two hosts of n/2 ranks each: shards are added within each host, then across
+    the hosts, and then distributed within each host.
 
-    Only the sums of a box cross between the boxes, each over its own rank's link; n is even.
+    Only a host's sums are sent to the other host, each over the link of the rank that owns it. n is
+    even.
     """
     size = n // 2
 
@@ -379,11 +387,11 @@ def hierarchical_all_reduce(n: int) -> CollectiveProgram:
 
 
 def bruck_all_to_all(n: int) -> CollectiveProgram:
-    """In step i each part moves by 2^i ranks if bit i of its distance is set: log2 n steps for any
-    n, for small parts.
+    """All-to-all of small parts in about log2 n steps, for any n: in step i a part moves on by 2^i
+    ranks if bit i of the distance to its receiver is set.
 
-    Bruck et al. as above. A part that moves changes between two halves of the scratch memory,
-    because the slot at its destination is being sent from.
+    See Bruck et al., cited at bruck_all_gather. A part that moves goes to the other half of the
+    scratch memory, because its place in the same half is still being sent.
     """
 
     @ark.comm.program("all_to_all", n, chunks=n, scratch=2 * n)
@@ -409,7 +417,9 @@ def bruck_all_to_all(n: int) -> CollectiveProgram:
 
 
 def pairwise_all_to_all(n: int) -> CollectiveProgram:
-    """In each step each rank exchanges parts with one peer, rank xor step; n is a power of two."""
+    """All-to-all in which each rank exchanges parts with one peer per step: the rank's number xor
+    the step. n is a power of two.
+    """
 
     @ark.comm.program("all_to_all", n, chunks=n)
     def pairwise(p: Program) -> None:

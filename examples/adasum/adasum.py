@@ -1,10 +1,10 @@
-"""Adasum: combines the optimizer steps of several ranks in a way that needs no other learning rate
-when there are more ranks.
+"""Adasum: a way to combine the optimizer steps of several ranks, with which the learning rate need
+not be changed when the number of ranks grows.
 
 Every rank takes its optimizer's step on a batch of its own. The steps are combined (the delta
 optimizer of Maleki et al., MLSys 2021) by sum, by average, or by Adasum, as a tree or by vector
-halving. A perceptron for each combination of method and optimizer learns scikit-learn's digits; all
-run in one launch of one kernel per rank.
+halving. For each combination of method and optimizer, a perceptron learns scikit-learn's digits.
+All perceptrons are trained in one launch of one kernel per rank.
 
     python -m examples.adasum.adasum --ranks 4
 """
@@ -92,10 +92,10 @@ def over_group(own: Any, rank: int, world: int, group: int, reduction: str) -> A
 
 
 def halving(own: Any, rank: int, world: int, tag: int) -> Any:
-    """The same result by vector halving and distance doubling.
+    """Adasum of all ranks' vectors, like `tree`, by vector halving and distance doubling.
 
-    At every level a rank sends half of its vector to its partner, and the dot products are summed
-    over the ranks that share the vectors.
+    At every level a rank sends half of its vector to its partner. The two combined vectors are then
+    spread over several ranks, and the dot products of their parts are summed over these ranks.
     """
     held, pieces = own, [0] * world  # the index at which each rank's part of the result begins
     for level in range(world.bit_length() - 1):

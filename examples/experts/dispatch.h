@@ -1,14 +1,15 @@
-// The tokens of a mixture of experts whose experts are divided among ranks: to the ranks of their
-// experts, and back. Every vendor's compiler gets this text; docs/custom-ops.md lists the functions
-// that it may use.
+// Sends the tokens of a mixture of experts to the ranks of their experts, and the results back. The
+// experts are divided among ranks. This text is compiled unmodified for every vendor;
+// docs/custom-ops.md lists the functions that it may use.
 //
-// A token goes to a rank once, if one of its experts is there. Which tokens these are only the
-// device knows. The place of a token in the receiver's memory is its number, so a token that goes
-// elsewhere leaves a gap, for which nothing is sent.
+// A token is sent to a rank once if at least one of its experts is there. Only the device knows
+// which tokens these are. A token's number determines its place in the receiver's memory. The place
+// of a token that is not sent to this rank stays unused.
 
 constexpr int GROUP = 128;  // elements that share a scale
 constexpr int PACK = 16;    // elements of 8 bits in an access
-// Elements of a thread. Where a block is one thread, it takes whole groups.
+// The elements of a group that one thread processes. If the lanes of a warp are too few for a
+// group, a thread processes whole groups.
 constexpr int PART = ARK_LANES < GROUP / PACK ? GROUP : PACK;
 constexpr float LARGEST = 448.0f;  // of e4m3
 
@@ -48,7 +49,8 @@ ARK_DEVICE void dispatch_put(ArkCtx&, const Task& task, X x, E experts, C codes,
   constexpr int PARTS = WIDTH / PART, EACH = GROUP / PART;
   static_assert(WIDTH % GROUP == 0, "rows are whole groups");
   const int parts = (task.m.end - task.m.begin) * PARTS;
-  // All lanes of a warp take part in each round, since those of a group share its scale.
+  // All lanes of a warp take part in each round, because the lanes of a group compute its scale
+  // together.
   for (int first = 0; first < parts; first += ARK_THREADS) {
     const int part = first + ark_tid();
     const int m = task.m.begin + part / PARTS, at = part % PARTS * PART;
@@ -90,7 +92,8 @@ ARK_DEVICE void dispatch_put(ArkCtx&, const Task& task, X x, E experts, C codes,
   }
 }
 
-// Rows that have arrived, as numbers of y's type; 0 for rows that this rank did not get.
+// Converts rows that have arrived to numbers of y's type. Rows that were not sent to this rank are
+// 0.
 template <class Task, class C, class S, class E, class Y>
 ARK_DEVICE void dispatch_take(ArkCtx&, const Task& task, C codes, S scales, E experts, Y y) {
   constexpr int PARTS = decltype(task.h)::size / PACK, SLOTS = decltype(task.s)::size;
@@ -128,8 +131,8 @@ ARK_DEVICE void combine_put(ArkCtx&, const Task& task, X x, E experts, Y there) 
   }
 }
 
-// Adds what the ranks of a row's experts have stored, in the order of the ranks from the own one
-// on, and rounds once. The last operand is the result.
+// Adds the sums that the ranks of a row's experts have stored, in the order of the ranks, beginning
+// with this rank. Rounds the total once. The last operand is the result.
 template <int RANK, class Task, class E, class Y>
 ARK_DEVICE void add_shares(const Task&, const E&, int m, int at, const float (&sum)[8], Y y) {
   decltype(ark_load_pack<8>(ark_address(y, m, at))) pack;

@@ -3,8 +3,8 @@ of their experts, and the results back, within one kernel.
 
 `dispatch` sends a token once to every rank that has one of its experts, as 8-bit numbers with a
 scale for each 128 elements. `combine` sends each rank's sums over its experts back and adds them.
-Only the device knows which tokens go where; nothing is sent for those that do not go to a rank. The
-device code is in dispatch.h; bench/experts.py measures.
+Only the device knows which tokens go to which ranks. A rank receives no data for tokens that have
+none of its experts. The device code is in dispatch.h; bench/experts.py measures times.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ RANGE = {"first": int, "last": int}  # constants: the experts of the rank that r
 
 @dataclass(frozen=True)
 class Split:
-    """The experts, divided equally among the ranks. rows: the number of tokens of a task. senders,
-    processors: if given, the first `senders` of the processors store to other ranks, while the
-    others do everything else.
+    """How experts are divided among ranks (equally), and work among processors. rows: the number of
+    tokens of a task. senders, processors: if given, the first `senders` of the `processors`
+    processors store to other ranks, and the others do all other work.
     """
 
     experts: int
@@ -84,7 +84,8 @@ def ops(rows: int, world: int) -> dict[str, Any]:
 
 
 def dispatch(x: Any, experts: Any, every: Any, split: Split) -> Any:
-    """The tokens of all ranks that have experts on this rank (ranks times tokens, width).
+    """Sends this rank's tokens to the ranks of their experts. Returns the tokens of all ranks
+    (ranks times tokens, width), in which tokens without an expert on this rank are 0.
 
     x: (tokens, width) bf16 or fp16, this rank's tokens. experts: (tokens, slots) int32, the experts
     that were chosen for each token. every: the chosen experts of all ranks' tokens, (ranks times
@@ -115,10 +116,11 @@ def dispatch(x: Any, experts: Any, every: Any, split: Split) -> Any:
 
 
 def combine(sums: Sequence[Any], experts: Any, every: Any, split: Split) -> Any:
-    """The sums over all experts of this rank's tokens (tokens, width).
+    """Sends results back to the tokens' ranks. Returns the sums over all experts for this rank's
+    tokens (tokens, width).
 
-    sums: for each rank its tokens' sums over the experts of this rank (tokens, width). experts,
-    every: as for `dispatch`.
+    sums: one tensor (tokens, width) for each rank, with the sums over this rank's experts for that
+    rank's tokens. experts, every: as for `dispatch`.
     """
     tokens, width = sums[0].shape()
     own = ops(split.rows, split.world)

@@ -1,9 +1,9 @@
 """msGeMM: products with 4-bit weights by table look-up, compared with dequantising and multiplying.
 
 Y = A X, where A (rows, k) is int4 or uint4 with a scale for each group of a row, and X is (k,
-columns). For every d neighbouring weights a table has the sum of products for each of their 16^d
-combined values. A row of Y is then a sum of k / d table entries. It uses general ops only:
-broadcast additions, a gather, sums.
+columns). For every d neighbouring weights of a row, a table has the sum of products for each of the
+16^d values that the d weights can have together. A row of Y is then a sum of k / d table entries.
+The program uses only general ops: broadcast additions, a gather, and sums.
 
     python -m examples.msgemm.msgemm
 """
@@ -50,8 +50,8 @@ def tables(x: Any, values: Any, d: int) -> Any:
     """The table (k / d * 16^d, columns) of all sums of d products, for x (k, columns) and values
     (1, 16, 1).
 
-    An entry costs one addition: the table of t + 1 weights is the table of t weights, added to each
-    of the 16 products of the next weight.
+    An entry costs one addition: the table for t + 1 weights is made from the table for t weights by
+    adding each of the 16 products of the next weight to each entry.
     """
     k, columns = x.shape()
     groups = ark.reshape(x, [k // d, d, columns])
@@ -89,10 +89,10 @@ def formulas(rows: int, d: int) -> float:
 def run(
     build: Callable[[], tuple[Any, dict[Any, np.ndarray]]], repeats: int = 0, iterations: int = 16
 ) -> Any:
-    """The value of the tensor that `build` returns, and the seconds of an iteration.
+    """Runs a program. Returns the value of its result and the seconds of an iteration.
 
-    build: returns a tensor, and the contents of its inputs. The seconds are the least of `repeats`
-    launches of `iterations` each.
+    build: adds the program to the model; returns its result tensor and the contents of its inputs.
+    The seconds are those of the fastest of `repeats` launches, each of `iterations` iterations.
     """
     ark.Model.reset()
     product, given = build()
@@ -112,8 +112,8 @@ def run(
 def by_tables(
     weight: np.ndarray, x: np.ndarray, d: int, scales: np.ndarray | None, dtype: Any = ark.int4
 ) -> Callable[[], tuple[Any, dict[Any, np.ndarray]]]:
-    """Builds Y by table look-up. x is float32, or without scales int32, whose sums are exact and
-    wrap.
+    """Returns a function that builds Y by table look-up. x is float32. Without scales it may also
+    be int32, whose sums wrap around on overflow.
     """
     kind = ark.DataType.from_numpy(x.dtype)
 
@@ -138,7 +138,9 @@ def by_tables(
 def by_multiplying(
     weight: np.ndarray, x: np.ndarray, scales: np.ndarray, dtype: Any = ark.int4
 ) -> Callable[[], tuple[Any, dict[Any, np.ndarray]]]:
-    """Builds the transposed Y by ark.quantized_linear: its rows are the columns of x."""
+    """Returns a function that builds Y transposed, by ark.quantized_linear, whose input rows are
+    the columns of x.
+    """
 
     def build() -> tuple[Any, dict[Any, np.ndarray]]:
         columns = np.ascontiguousarray(x.T)

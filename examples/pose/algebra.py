@@ -1,6 +1,7 @@
 """A Gauss-Newton step for poses. A number may be a NumPy array or a tensor of ark.
 
-Every number is an array (1, points, batch), or (1, 1, batch) if it belongs to a whole problem.
+Every number is an array with one element per point and problem (1, points, batch), or one element
+per problem (1, 1, batch).
 """
 
 from __future__ import annotations

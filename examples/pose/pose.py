@@ -1,5 +1,5 @@
-"""Pose by total least squares, in batches: b = A r + p with noise in r and in b and full
-covariances.
+"""Estimates poses (rotation A, position p) in batches, by total least squares: b = A r + p for
+points r and b, both with noise, whose full covariances are given.
 
 One launch runs Gauss-Newton iterations until every problem of the batch has converged; the device
 decides how many. `algebra.py` has the step, which NumPy arrays and ark's tensors both execute.
@@ -100,8 +100,8 @@ def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def iteration(
     first: ark.Tensor, second: ark.Tensor, covariance: ark.Tensor, pose: ark.Tensor
 ) -> tuple[list[ark.Tensor], ark.Tensor, ark.Tensor]:
-    """Moves all poses by one step, in place. Returns sum H'WH (its triangle) and J before the step,
-    and the squared lengths of the steps (1, 1, batch).
+    """Moves all poses by one step, in place. Returns three tensors: the upper triangle of sum H'WH
+    and the cost J, both before the step, and the squared lengths of the steps (1, 1, batch).
     """
     parts = [[t[i] for i in range(t.shape()[0])] for t in (first, second, covariance, pose)]
     triangle, gradient, squares = algebra.normal_equations(
@@ -137,11 +137,12 @@ def solve(problems: Problems, repeats: int = 1, steps: int = MAX_STEPS) -> tuple
     covariance = ark.tensor([21, points, batch])
     pose = ark.tensor([7, 1, batch])
     triangle, cost, lengths = iteration(first, second, covariance, pose)
-    # An infinite or NaN step belongs to a problem without a solution. No other problem waits for
-    # it.
+    # An infinite or NaN step belongs to a problem without a solution. It counts as 0, so that the
+    # batch does not wait for this problem.
     finite = ark.where(ark.less(lengths, float(np.finfo(np.float32).max)), lengths, 0.0)
     longest = ark.reduce_max(finite, [0, 1, 2])
-    # When no step is longer than the tolerance, token 1 is drawn, which ends the launch.
+    # The launch is ended by sampling: of two logits, the longest step and the tolerance, the second
+    # is larger when no step exceeds the tolerance. Then the stop token 1 is sampled.
     limit = ark.constant(STEP_TOLERANCE**2, [1, 1], ark.fp32)
     state = ark.TokenState.make(MAX_STEPS + 2)
     ark.sample(ark.concat([ark.reshape(longest, [1, 1]), limit], 1), state)

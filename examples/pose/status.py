@@ -1,4 +1,5 @@
-"""A status for each problem of a batch: whether it has a solution, or why not. In NumPy.
+"""Computes, in NumPy, a status for each problem of a batch: solved, or the reason why there is no
+solution.
 
 The device iterates all problems in the same way. The status is determined on the host, before and
 after the launch.
@@ -37,8 +38,8 @@ def square(triangle: np.ndarray) -> np.ndarray:
 
 
 def pivots(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For symmetric matrices (..., n, n): the least pivot of L D L' divided by the largest
-    variance, and whether they are positive semidefinite.
+    """Factors symmetric matrices (..., n, n) as L D L'. Returns for each matrix the least pivot
+    divided by the largest diagonal element, and True if the matrix is positive semidefinite.
     """
     rest = matrices.astype(np.float64)
     size = rest.shape[-1]

@@ -3,10 +3,10 @@
     pip install 'ark-gpu[cpu,serve]' 'ray[serve]>=2.60'
     serve run examples.ray_serve:app [model=examples/noah] [replicas=2]
 
-Each replica is an engine with all of ark's routes. A front passes requests to them. If a replica
-dies before its answer has begun, the front gives the request to another replica. The headers
-x-replica and x-attempt of an answer name its replica, with its process id, and count the earlier
-ones.
+Each replica is an engine with all routes of `ark serve`. A front process passes requests to the
+replicas. If a replica dies before its answer has begun, the front gives the request to another
+replica. Two headers of an answer describe this: x-replica names the replica that answered, with its
+process id, and x-attempt counts the replicas that were tried before.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Head:
     max_ongoing_requests=MAX_RUNNING_REQUESTS + MAX_WAITING_REQUESTS,
     request_router_config=RequestRouterConfig(
         request_router_class=ROUTER,
-        # Requests with the same prefix go to one replica, until it has this many more requests than
-        # another replica.
+        # Requests with the same prefix go to the same replica, unless it has this many requests
+        # more than another replica.
         request_router_kwargs={"imbalanced_threshold": MAX_RUNNING_REQUESTS},
     ),
     health_check_period_s=2,

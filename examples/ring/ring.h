@@ -1,5 +1,6 @@
-// The steps of an all-reduce around a ring, for a tile of the elements each. Every vendor's
-// compiler gets this unmodified text; docs/custom-ops.md lists the functions that it may use.
+// The steps of an all-reduce around a ring. Each function processes one tile of the elements. This
+// text is compiled unmodified for every vendor; docs/custom-ops.md lists the functions that it may
+// use.
 
 // The first step: this rank's share of the mean is put to the next rank.
 template <class Task, class X, class Y>
@@ -19,7 +20,7 @@ ARK_DEVICE void add_and_forward(ArkCtx& c, const Task& task, G got, T total, Y t
   }
 }
 
-// The last step.
+// The last step: adds the data from the previous rank to the total.
 template <class Task, class G, class T>
 ARK_DEVICE void add(ArkCtx& c, const Task& task, G got, T total) {
   for (int m = task.m.begin + ark_tid(); m < task.m.end; m += ARK_THREADS) {

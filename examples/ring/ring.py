@@ -1,4 +1,4 @@
-"""The mean of all ranks' vectors around a ring, by custom ops.
+"""Computes the mean of all ranks' vectors by an all-reduce around a ring, with custom ops.
 
 The device code of the ops is in ring.h. Their tasks put a tile to the next rank, signal that rank,
 and wait for the previous rank.
@@ -31,8 +31,8 @@ add = ark.custom_op("add", TEXT, "got[m], total[m] -> total[m]", TILE)
 def mean(x: ark.Tensor, rank: int, world: int) -> ark.Tensor:
     """The mean of x, one dimension of floats, over all ranks. There are two ranks or more.
 
-    Each tile goes around independently: its next step waits for the same tile of the previous rank
-    only.
+    Each tile goes around the ring independently of other tiles: a step of a tile waits only for the
+    same tile of the previous rank.
     """
     to, before = ark.comm.channel((rank + 1) % world), ark.comm.channel((rank - 1) % world)
     inboxes = [ark.comm.symmetric(x.shape(), x.dtype()) for _ in range(world - 1)]

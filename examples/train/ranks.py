@@ -1,10 +1,10 @@
 """Trains a small Llama over several ranks under a plan, and compares the loss with torch's, step by
 step.
 
-A plan splits a training step that is written for one device (step.py). The plans `data`, `tensor`,
-`zero1`, `zero2`, `zero3` and `co-shard` determine how a few tensors are cut; the others are a
-pipeline's schedule. Each rank is a process of this machine; 100 steps are 100 iterations of one
-launch.
+The training step is written for one device (step.py), and a parallel plan splits it over the ranks.
+The plans `data`, `tensor`, `zero1`, `zero2`, `zero3` and `co-shard` cut tensors; the other plans
+are schedules of a pipeline. Each rank is a process of this machine. 100 steps are 100 iterations of
+one launch.
 
     python examples/train/ranks.py --plan tensor --ranks 2 --steps 100 --vs torch
 """
@@ -44,8 +44,8 @@ CUTS = {"query": 0, "key": 0, "value": 0, "output": 1, "gate": 0, "up": 0, "down
 
 
 def shape_of(plan: str, ranks: int, layers: int = 1) -> Shape:
-    """The form of a step for a plan. layers: the number of layers, each of which is recomputed
-    separately (co-shard).
+    """The form of a step for a plan. layers: the model's number of layers, which only co-shard
+    uses: it recomputes each layer separately.
     """
     if plan == "co-shard":
         return Shape(stages=layers, recomputed=True)

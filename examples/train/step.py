@@ -1,8 +1,9 @@
 """A training step of a small Llama for one device, written with public ops: forward, `ark.grad`,
 AdamW.
 
-Micro-batches run through blocks and back. Each block of each micro-batch has a scope, by which a
-plan can place and order it. `ranks.py` splits the step over ranks.
+The layers are divided into blocks. Each micro-batch runs forward and backward through all blocks.
+The ops of each block of each micro-batch are in a named scope, by which a parallel plan can place
+and order them. `ranks.py` splits the step over ranks.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ def parameter_shapes(c: Config) -> dict[str, tuple[int, ...]]:
 class Shape:
     """The form of a step.
 
-    micro_batches: their number in a step. stages: the number of blocks into which the layers are
-    cut. apart: the embedding is a separate block. passes: forward passes; the result of one is
-    added to the input of the next, and the backward pass covers only the last (recycling).
-    recomputed: a block keeps its inputs and recomputes its activations in the backward pass.
-    gathered: parameters are read through a copy, as ZeRO 3 does.
+    micro_batches: the number of micro-batches in a step. stages: the number of blocks into which
+    the layers are cut. apart: True if the embedding is a separate block. passes: the number of
+    forward passes; the result of a pass is added to the input of the next one, and the backward
+    pass covers only the last (recycling). recomputed: True if a block keeps only its inputs and
+    recomputes its activations in the backward pass. gathered: True if parameters are read through a
+    copy, as ZeRO 3 does.
     """
 
     micro_batches: int = 1
@@ -91,7 +93,9 @@ class Shape:
 
 @dataclass
 class Step:
-    """The graph of a training step. names: from the names in this module to buffer names."""
+    """The graph of a training step. names: the buffer name of each tensor, by the name that this
+    module gives it.
+    """
 
     graph: Graph
     names: dict[str, str] = field(default_factory=dict)
@@ -186,8 +190,9 @@ class Builder:
 
     def weight(self, name: str, used: dict[str, Any]) -> Any:
         if name not in used:
-            # The first and the last stage read the embedding, each a copy of its own. Otherwise the
-            # gradient of the last stage's reads would pass through all other stages.
+            # The first and the last stage both read the embedding, each through a separate copy.
+            # Without the copies, the gradient of the last stage's use would pass through all other
+            # stages.
             tied = name == "embedding" and len(self.shape.blocks) > 1
             used[name] = ark.copy(self.weights[name]) if tied else self.weights[name]
         return ark.copy(used[name]) if self.shape.gathered else used[name]

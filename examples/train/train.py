@@ -92,8 +92,8 @@ def model_config(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_dropout(model: LlamaForCausalLM, rate: float) -> None:
-    """Adds dropout in training to the results that attention and MLP blocks add to the residual
-    stream.
+    """Applies dropout, in training, to the results of attention and MLP blocks before they are
+    added to the residual stream.
     """
 
     def drop(module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ class Corpus:
     vocabulary: the words, the most frequent first. words: the text, as indices into the vocabulary.
     texts: for each word the number of its text. raw: the number of words before rare ones were
     dropped. keep: for each word of the vocabulary the probability that an occurrence is kept.
-    noise: a table of words in which each is as frequent as its count to the power 3/4.
+    noise: a table of words, from which noise words are drawn; a word's frequency in it is
+    proportional to its count in the text to the power 3/4.
     """
 
     vocabulary: list[str]

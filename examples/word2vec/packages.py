@@ -35,8 +35,8 @@ def _files(package: Path) -> dict[str, bytes]:
 
 
 def books(package: Path) -> Iterator[str]:
-    """The texts of a package: a dictionary's (dictd), or the blocks of a SWORD module, whose index
-    has an entry (offset, stored bytes, plain bytes) of uint32 for each.
+    """The texts of a package: the text of a dictionary (dictd), or the blocks of a SWORD module.
+    The module's index has three uint32 for each block: offset, stored bytes, plain bytes.
     """
     files = _files(package)
     for name, content in files.items():

@@ -1,10 +1,10 @@
 """Word vectors by skip-gram with negative sampling, whole epochs in one launch, on several ranks.
 
-The corpus is in device memory. An iteration of a rank takes the next chunks of it and treats them
-like word2vec's sentences: frequent words are dropped at random, windows are shrunk at random, and
-every word in a window learns to distinguish the word in its middle from noise. On several ranks
-(GraphWord2Vec: Gill et al., 2020) words are nodes of two vectors, and only the rows that a chunk
-changes are sent to other ranks.
+The corpus is in device memory. In an iteration, a rank takes the next chunks of the corpus and
+treats them like word2vec's sentences: frequent words are dropped at random, windows are shrunk at
+random, and every word in a window learns to distinguish the word in the window's middle from noise
+words. On several ranks (GraphWord2Vec: Gill et al., 2020), a rank sends the others only the rows of
+the two tables of vectors that it has changed.
 
     python -m examples.word2vec.word2vec
 """
@@ -34,10 +34,11 @@ WAYS = ("sum", "average", "combiner")
 class Options:
     """Options of the training.
 
-    size: of a vector. window: words on either side. negative: noise words per word and neighbour.
-    noise: noise words that are drawn for a block. chunk: words of the text whose steps are computed
-    from the same vectors. block: words of a chunk that share noise. chunks: of an iteration, one
-    after another. rate: the learning rate, which falls to almost 0.
+    size: elements of a vector. window: neighbours of a word on either side. negative: noise words
+    for each pair of a word and a neighbour. chunk: words of the text whose updates are computed
+    from the same vectors. block: words of a chunk that share noise words. noise: noise words of a
+    block. chunks: the number of chunks of an iteration, which are processed one after another.
+    rate: the initial learning rate, which falls to almost 0.
     """
 
     size: int = 100
@@ -54,9 +55,9 @@ class Options:
 
 
 def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any, ...]:
-    """The words of each chunk that are kept, moved to the chunk's front, and the text number of
-    each: chunk + 1 elements per chunk, of which the last one is unused. Also the number of kept
-    words (chunks, 1, 1, 1).
+    """Returns three tensors: the words of each chunk that are kept, moved to the chunk's front; the
+    text number of each; and the number of kept words (chunks, 1, 1, 1). The first two have chunk +
+    1 elements per chunk, of which the last one is unused.
     """
     shape, size = [o.chunks, o.chunk], o.chunks * o.chunk
     places = ark.add(ark.iota([size], 0, ark.int32), at)
@@ -66,8 +67,8 @@ def words_of_chunks(given: dict[str, Any], o: Options, at: Any, step: Any) -> tu
     count = ark.cumsum(ark.cast(kept, ark.int32), 1)
     first = ark.mul(ark.iota([o.chunks, 1], 0, ark.int32), o.chunk + 1)
     target = ark.add(ark.where(kept, ark.sub(count, 1), o.chunk), first)
-    # Fills unused elements with different words, whose steps are 0. If they all had one word, its
-    # row would wait for many updates.
+    # Fills unused elements with different words, whose updates are 0. If all had the same word, the
+    # many updates of its row would wait for each other.
     nothing = ark.mod(ark.iota([size + o.chunks], 0, ark.int32), given["keep"].shape()[0])
     moved = (ark.scatter_elements(nothing, ark.reshape(target, [size]), t) for t in (words, texts))
     return (*moved, ark.reshape(count[:, o.chunk - 1 :], [o.chunks, 1, 1, 1]))
@@ -98,8 +99,9 @@ def windows(given: dict[str, Any], o: Options, at: Any, step: Any) -> tuple[Any,
 
 
 def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) -> Iterator[Any]:
-    """Yields for each chunk (rows of the words' table, their steps, rows of the contexts' table,
-    their steps). The tables must have the steps of the preceding chunks by then.
+    """Yields for each chunk: rows of the words' table, the steps (changes) to add to these rows,
+    rows of the contexts' table, and the steps to add to those. The caller must add the steps of a
+    chunk to the tables before it takes the next chunk.
     """
     n, blocks = o.chunk, o.chunk // o.block
     own, around, pairs = windows(given, o, at, step)
@@ -107,8 +109,8 @@ def updates(given: dict[str, Any], o: Options, at: Any, step: Any, rate: Any) ->
     kinds = given["noise"].shape()[0]
     noise = ark.gather(given["noise"], ark.mod(ark.cast(bits, ark.int64), kinds))
     targets = ark.concat([own, noise], 1)
-    # A neighbour in m windows would be paired with m * `negative` noise words. Instead it is paired
-    # with all noise words of the block, with a weight of m * negative / noise each.
+    # In word2vec, a neighbour in m windows is paired with m * `negative` noise words. Here it is
+    # paired with all noise words of the block, each with the weight m * negative / noise.
     many = ark.reshape(ark.reduce_sum(pairs, 2), [o.chunks, blocks, -1, 1])
     shares, pairs = ark.mul(many, ark.mul(rate, -o.negative / o.noise)), ark.mul(pairs, rate)
     for chunk in range(o.chunks):
@@ -139,8 +141,8 @@ def combined(parts: list[Any]) -> Any:
 
 
 def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: int) -> None:
-    """Adds all ranks' steps to the table. A rank sends only the rows that it has changed: the
-    words' numbers `ids` and their steps.
+    """Adds all ranks' steps to the table. A rank sends only the rows that it has changed, as the
+    words' numbers `ids` and the `steps` to add to their rows.
     """
     size, count = steps.shape()[1], ids.shape()[0]
     if world > 1:
@@ -150,7 +152,7 @@ def synchronised(table: Any, ids: Any, steps: Any, way: str, rank: int, world: i
         scaled = ark.mul(steps, 1.0 / world) if way == "average" else steps
         ark.scatter_elements(table, at, scaled, 0, "add", output=table)
         return
-    # A row's steps of one rank are summed up first, in a table whose other elements are zeros.
+    # The steps of one rank for the same row are summed up first, in a table that is zero elsewhere.
     sums, parts = ark.tensor(table.shape()), []
     for sender in range(world):
         own, moved = (t[sender * count : (sender + 1) * count] for t in (at, steps))
@@ -225,8 +227,8 @@ def main() -> None:
 
 
 def compare(backend: str, figure: str) -> None:
-    """The process of a rank in the comparison: the score by epoch, for sums, averages and the
-    combiner.
+    """Runs one rank of the comparison. Measures the score after each epoch for three ways to
+    combine the ranks' steps: sum, average, and `combined`.
     """
     ark.init(backend=backend)
     text, panels = Corpus.of(corpus.topics(), least=1), []
