@@ -1,14 +1,16 @@
-"""Times an Adam update of parameters whose gradients are summed over ranks, by ark and by torch. It
-is the first program of CoCoNet (Jangda et al., ASPLOS 2022):
+"""Times an Adam update of parameters whose gradients are summed over ranks, by ark and by torch.
+The program is the first one of the CoCoNet paper (Jangda et al., ASPLOS 2022):
 
     python -m bench.adam_update --ranks 2 --backend cuda --sizes 20 22 24 26 28
 
-`sliced` is one launch of a reduce-scatter of the gradients, the update of each rank's slice, whose
-moments only that rank has, and an all-gather of the parameters. `chunks` does the same in chunks: a
-few processors put gradients and new parameters to peers while the others update another chunk.
-`whole` sums all gradients on all ranks. torch's are an all-reduce by NCCL (Gloo on CPUs) and
-torch.optim.Adam(fused=True). `ratio` is torch's time over that of the fastest way, and `apart` the
-largest difference of any way's parameters from torch's after the same number of steps.
+ark computes the update in three ways. `sliced`: a reduce-scatter of the gradients, an update of one
+slice of the parameters on each rank, and an all-gather of the parameters, in one launch. Each rank
+has only its slice's moments. `chunks`: as `sliced`, in chunks: a few processors put gradients and
+new parameters to peers while the others update another chunk. `whole`: an all-reduce of the
+gradients and an update of all parameters on every rank. torch uses an all-reduce by NCCL (Gloo on
+CPUs) and torch.optim.Adam(fused=True). `ratio` is torch's time divided by that of ark's fastest
+way. `apart` is the largest difference of ark's parameters, by any way, from torch's after the same
+number of steps.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ def whole(g: Any, w: Any, rank: int, world: int, _: argparse.Namespace) -> Own:
 
 
 def chunks(g: Any, w: Any, rank: int, world: int, args: argparse.Namespace) -> Own:
-    """As `sliced`, in chunks of at most `args.chunk` of a rank's parameters. The first
-    `args.copiers` processors only put to peers, the others only compute; with 0 all do both.
+    """Adds the update `chunks` to the model. A chunk has at most `args.chunk` of a rank's
+    parameters. The first `args.copiers` processors only put to peers, and the others only compute.
+    With 0 copiers, all processors do both.
     """
     part = w.shape()[0] // world
     count = max(1, part // args.chunk)
@@ -145,7 +148,7 @@ def in_ark(way: str, elements: int, args: argparse.Namespace) -> tuple[float, np
 
 
 def in_torch(elements: int, args: argparse.Namespace) -> tuple[float, np.ndarray]:
-    """Seconds of an update on this rank, and the parameters after as many as in ark."""
+    """Seconds of an update on this rank, and the parameters after as many updates as in ark."""
     import torch
 
     where = f"cuda:{ark.Model.get_rank()}" if args.backend == "cuda" else "cpu"
@@ -172,7 +175,7 @@ def in_torch(elements: int, args: argparse.Namespace) -> tuple[float, np.ndarray
 
 
 def copy_seconds(elements: int, args: argparse.Namespace) -> float:
-    """Seconds of the copy that torch's loop makes and ark's does not."""
+    """Seconds of the copy of the gradients that torch's loop makes in addition to the update."""
     import torch
 
     where = f"cuda:{ark.Model.get_rank()}" if args.backend == "cuda" else "cpu"

@@ -1,5 +1,5 @@
-"""Times the examples and other programs that do the same work on this machine. Prints a line of
-JSON for each.
+"""Times the examples, and programs of other libraries that do the same work, on this machine.
+Prints a line of JSON for each.
 
     python -m bench.applications pose --backend cuda --batch 250000      torch, NumPy
     python -m bench.applications word2vec --backend cpu --workers 2      gensim
@@ -51,8 +51,8 @@ def part(problems: poses.Problems, of: slice) -> poses.Problems:
 
 
 def by_linalg(problems: poses.Problems, start: np.ndarray) -> np.ndarray:
-    """The same iterations over stacks of matrices with einsum and numpy.linalg, on poses (7,
-    batch).
+    """The iterations of examples/pose with einsum and numpy.linalg, on stacks of matrices. start:
+    the initial poses (7, batch).
     """
     r, b = (np.ascontiguousarray(a.transpose(2, 1, 0)) for a in (problems.first, problems.second))
     full = np.zeros((*r.shape[:2], 6, 6), np.float32)
@@ -191,8 +191,8 @@ def products(args: argparse.Namespace) -> None:
 def torch_int4(
     weight: np.ndarray, x: np.ndarray, scales: np.ndarray, want: np.ndarray, args: Any
 ) -> float:
-    """Seconds of torch's product of bf16 with grouped int4 weights. The result is checked against
-    `want`.
+    """Seconds of torch's product of a bf16 matrix and int4 weights, whose groups have a scale each.
+    The result is checked against `want`.
     """
     import torch
 

@@ -2,9 +2,9 @@
 
     python -m bench.calls [NETWORK ...] [--place cpu|cuda] [--peers] [--lock FILE]
 
-On a GPU a call returns before its kernel has ended: 10 calls are timed after the device is idle. On
-the CPU, launches are replaced by empty functions. The columns are in microseconds, each the minimum
-of many readings:
+On a GPU a call returns before its kernel has ended, so 10 calls in a row are timed, starting when
+the device is idle. On the CPU a call waits for its kernel, so launches are replaced by empty
+functions. The columns are in microseconds, each the minimum of many readings:
 
     dynamo    torch.compile with a backend that returns existing results
     aot       the same backend behind AOTAutograd, which most backends use
@@ -15,8 +15,9 @@ of many readings:
     eager     --peers: torch.compile(backend="eager"), one launch an op (GPU)
     inductor  --peers: torch.compile(mode="reduce-overhead"), one captured graph (GPU)
 
-Python's collection of cyclic garbage is not counted. Runs that share --lock build their kernels
-side by side and take their readings one at a time.
+Python's collection of cyclic garbage is off during the measurements. Several runs with the same
+--lock file may run at once: they build their kernels at the same time but measure one after
+another.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ class _Clock:
 
     @property
     def tenth(self) -> float:
-        """The 10% quantile of the times. Other programs share the machine, so larger times say
-        little.
+        """The 10% quantile of the times. Larger times are often caused by other programs on the
+        machine.
         """
         return sorted(self.times)[len(self.times) // 10] if self.times else 0.0
 
@@ -85,7 +86,9 @@ class _Ended:
 
 @contextlib.contextmanager
 def _alone(lock: Path | None) -> Iterator[None]:
-    """A context manager that locks a file, so that only one run at a time is in it."""
+    """A context manager that holds a lock file (none if `lock` is None), so that only one run at a
+    time measures.
+    """
     if lock is None:
         yield
         return
@@ -160,8 +163,9 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
 
 
 def _measured(call: Callable[[], Any], place: str, lock: Path | None) -> float:
-    """Seconds of a call that ran before. On the CPU, launches are replaced by empty functions, so a
-    call that has not run before would wait for ever.
+    """Microseconds of a call, without its kernel. The call must have run before: on the CPU,
+    launches are replaced by empty functions here, and a first call would wait for ever for its
+    kernel to start.
     """
     nothing = mock.patch.object(CpuDevice, "launch", lambda *given: _Ended())
     with _alone(lock), nothing if place == "cpu" else contextlib.nullcontext():

@@ -1,13 +1,12 @@
-"""Measures the activations' memory and the time of a training step under co-shard and, for
-comparison, under data parallelism. The models are Swin blocks with shifted windows and Evoformer
-blocks (tests/cases/training_blocks.py), on CPU ranks:
+"""Measures the memory of the activations and the time of a training step under the parallel plan
+co-shard and, for comparison, under data parallelism. The models are Swin blocks with shifted
+windows and Evoformer blocks (tests/cases/training_blocks.py), on CPU ranks:
 
     python -m bench.co_shard --kinds Swin Evoformer --ranks 2
 
-`bytes` of a plan has two numbers, each for one rank: the memory of the activations without
-recomputation, and the smallest limit of those tried with which planning succeeds, because
-activations are recomputed (ark.Planner(activation_bytes=)). `ms` is the time of a step with that
-limit, the least of the runs.
+Each plan is made twice: without recomputation of activations, and with the smallest limit on their
+memory (ark.Planner(activation_bytes=)) with which planning succeeds. `bytes` is the memory of the
+activations of one rank, `ms` the time of a step, the least of the runs.
 """
 
 from __future__ import annotations

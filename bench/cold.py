@@ -1,12 +1,12 @@
-"""Measures the time before a decoder's first token on an empty cache, part by part, without a
-device.
+"""Measures, without a device, the parts of the time before a decoder's first token on an empty
+cache.
 
 `python bench/cold.py [CONFIG] [--machine h100] [--chunk N]` plans, verifies, emits and compiles as
 ark.models.generate does: other threads compile kernels from the moment the draft of the plan
 exists. CPU seconds are valid on a busy machine, too; wall-clock seconds only on an idle machine
 with two cores or more. Chunk 0 means decoding only; without --chunk, the default of `ark generate`
-is used. With `--ops` instead of a config, one graph contains the ops of `ark bench ops`, each body
-once, without the sweep over sizes.
+is used. With `--ops` instead of a config, it measures one graph with the ops of `ark bench ops`:
+one op for each device function, without the sweep over sizes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Times the synthesis of collectives and prints a line per case. Usage: `python bench/comm.py`.
 
-Each case runs in a new process, so that times do not depend on caches of other cases and memory is
-measured per case. Imports are not counted. `--flows` compares maximum-flow solvers instead.
+Each case runs in a new process. So times do not depend on caches that other cases filled, and
+memory is measured per case. The time of imports is not counted. `--flows` compares maximum-flow
+solvers instead.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Times TACCL's stages on the networks of its paper: run `python bench/comm_taccl.py`.
 
-Prints, for each case, the seconds of routing (building and solving the model), of ordering with
-contiguity, of writing the program and of the program's checker. The first call of the solver
-library is made before the clock starts. The sketches are those of the paper's DGX-2 and NDv2
-experiments.
+Prints for each case the seconds of four steps: routing (building and solving the model), ordering
+with contiguity, writing the program, and checking the program. The solver library is called once
+before the clock starts. The sketches (the paper's hints to the solver) are those of its DGX-2 and
+NDv2 experiments.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Compares the cost of a token through the engine with plain decoding, in one process on one
-device.
+"""Compares the time of a token through the engine, which serves several requests, with that of
+plain decoding, in one process on one device.
 
     python bench/engine_token.py --backend cuda --config llama-3.2-1b --slots 8
 
-Weights are random. The report contains: plain decoding in launches of 64 tokens and of one token;
-requests that decode together through the engine, in long launches and in launches of one iteration
-(the difference is the cost of a launch and of the host's work, listed by step); the host's CPU time
-per token; and the time from `submit` to the first token, both beside a decoding request and on an
-idle engine.
+Weights are random. The report has times per token: of plain decoding, in launches of 64 tokens and
+of one token; and of requests that decode together through the engine, in long launches and in
+launches of one iteration. The difference of the last two is the cost of a launch and of the host's
+work, which is listed by step. The report also has the host's CPU time per token, and the time from
+`submit` to the first token, on an idle engine and while another request decodes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ark.serving.scheduler import Scheduler
 from ark.serving.types import Event, Request
 
 PLAIN_TOKENS = 64
-CHECKED = (7,)  # length of the prompt after which both texts are compared
+CHECKED = (7,)  # the prompt after which the two decoders' texts are compared
 SKIPPED_TOKENS = 16  # first tokens of a request, skipped while others still join
 
 
@@ -84,7 +84,7 @@ def loaded(
 
 def plain(executor: Executor, shape: Shape, position: int) -> tuple[float, list[int]]:
     """Decodes without an engine. Returns the microseconds per token, and the text that follows the
-    token CHECKED[0].
+    prompt CHECKED.
     """
     text = _text(position + 1)
 

@@ -1,13 +1,13 @@
 """Times a mixture of experts over ranks (examples/experts): the dispatch, which sends tokens to the
-ranks of their experts, and the combine, which adds the results. Compares them with the time of the
-bytes over the link:
+ranks of their experts, and the combine, which adds the results. Compares their times with the time
+that the link takes for the same bytes:
 
     python -m bench.experts --ranks 2 --backend cuda
 
-Every op is timed in a chain of dependent ones within a launch, and all ranks send at the same time.
-`link_us` is the time of the bytes that a rank sends to a peer at the bandwidth of a large put,
-`put_us` that of a put of as many bytes with its signal. `wrong` counts elements of the first
-dispatch that differ from NumPy's.
+Every op is timed in a chain of such ops, each of which depends on the preceding one, within one
+launch. All ranks send at the same time. `link_us` is the time of the bytes that a rank sends to a
+peer, computed from the bandwidth of a large put. `put_us` is the measured time of a put of as many
+bytes, with its signal. `wrong` counts elements of the first dispatch that differ from NumPy's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.over_ranks import slowest
 from examples.experts import dispatch
 from examples.experts.dispatch import SCALE_ELEMENTS, Split
 
-MAX_TASKS = 128  # of an op, about as many as a GPU has processors
+MAX_TASKS = 128  # the most tasks of an op: about as many as a GPU has processors
 Inputs = Sequence[tuple[Any, np.ndarray]]
 
 

@@ -2,9 +2,10 @@
 
     python bench/http_token.py --config llama-3.2-1b --backend cuda --tokens 400
 
-It writes a checkpoint of that shape with random weights, and a tokenizer with a word for each
-token. `ark.LLM` generates a text with it, then `ark serve` streams the same text to a client. The
-two alternate. The report has the mean time from the first to the last token of each, and the ratio.
+It writes a checkpoint of the shape that --config names, with random weights, and a tokenizer with a
+word for each token. `ark.LLM` and `ark serve`, which streams to a client, alternately generate the
+same text with this checkpoint. The report has the mean time per token of each after the first
+token, and the ratio.
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
 `python bench/model_trace.py convnext-tiny-8x224 [--lines 60]` compiles a model of `ark bench
 models` by torch.compile and records the tasks of a few calls. It prints a table of all ops of the
-model's kernels, the longest first: one row for each kind of op, then one for each group of equal
-ops, with the name of their device function ("common": that of ark.tasks). The columns are:
+model's kernels, the longest first. It has one row for each kind of op, then one row for each group
+of equal ops with the name of their device function ("common" for the vendor-independent function of
+ark.tasks). The columns are:
 
-- the microseconds by which the ops prolong the call (an op counts from the end of all ops before it
-  to its own end), measured and predicted;
+- the microseconds by which the ops prolong the call, measured and predicted (an op prolongs the
+  call by the time from the end of all ops that end before it to its own end);
 - the numbers of ops and of their tasks;
 - the mean microseconds of a task, measured and predicted.
 
@@ -86,7 +87,7 @@ def measured(executor: Executor) -> dict[int, tuple[float, int, float]]:
 
 
 def described(plan: Plan, op: int) -> str:
-    """An op's kind, shapes and device function: ops with the same text count as equal."""
+    """A text of an op's kind, shapes and device function. Ops with the same text count as equal."""
     signature = kinds.signature(plan, plan.ops[op])
     sizes = " ".join("x".join(map(str, o.shape)) for o in signature.operands[:4])
     used = session_backend()
@@ -97,7 +98,9 @@ def described(plan: Plan, op: int) -> str:
 
 
 def gathered(rows: Iterable[tuple[str, Row]]) -> list[tuple[str, int, Row]]:
-    """The rows with equal texts added up, the longest first, with their number."""
+    """Adds up the rows that have equal texts. Returns (text, number of rows, sum) for each text,
+    the longest time first.
+    """
     groups: dict[str, list[Row]] = defaultdict(list)
     for text, row in rows:
         groups[text].append(row)

@@ -1,13 +1,14 @@
-"""Counts the instructions of msGeMM's two methods, by d: executed on an emulated gfx942, or in the
-machine code for an H100.
+"""Counts the instructions of the methods of examples/msgemm: multiplication, and table look-up for
+each number d of weights per table entry. Counts either the instructions that an emulated gfx942
+executes, or those in the machine code for an H100.
 
     ARK_ROCM_DEVICE=emulated:gfx942 python -m bench.msgemm_instructions
     python -m bench.msgemm_instructions --sass          needs nvdisasm (CUDA's toolkit)
 
-Executed: the wave-instructions of an iteration, computed as a quarter of the difference between
-five iterations and one. The kernel has one processor, so that no processor polls. Machine code: for
-each op, the innermost loop with the most instructions of the op's kind, and its instructions per
-product (a weight times a column).
+Executed instructions are the wave-instructions of an iteration: a quarter of the difference between
+five iterations and one. The kernel has one processor, so that no processor polls. In machine code,
+the innermost loop with the most instructions of the op's kind is taken for each op, and its
+instructions are divided by its products (a weight times an element of a column).
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def loops(sass: str) -> list[list[str]]:
 
 
 def elements(loop: list[str], kind: str) -> int:
-    """The number of elements that one pass of a loop processes by instructions of a kind."""
+    """The number of elements that one iteration of a loop processes with instructions of the given
+    kind, such as loads.
+    """
     memory_codes = (code.split(".") for code in loop if code.split(".")[0] in kind.split())
     return sum(max((WIDTHS.get(part, 1) for part in code), default=1) for code in memory_codes)
 

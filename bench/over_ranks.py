@@ -1,4 +1,4 @@
-"""What the benches of several ranks share."""
+"""Functions that the benches of several ranks share."""
 
 from __future__ import annotations
 

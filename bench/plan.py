@@ -29,8 +29,8 @@ SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "llama-1b": ((1,), (2,), (4,), (8,)),
     "llama-8b": ((1,), (2,), (4,), (8,)),
 }
-# The planner's options. With several ranks, all ranks begin each iteration at the same time, as in
-# ark.models.plans.
+# The planner's options. With several ranks, an option makes all ranks begin each iteration at the
+# same time, as in ark.models.plans.
 OPTIONS: dict[str, dict[str, Any]] = {"lstm-unfused": {"fuse": False}}
 HEADS = ("workload", "size", "ops", "tasks", "plan s", "verify s", "us a task", "MB")
 

@@ -1,11 +1,11 @@
-"""Predicts what several GPUs of one host would run and how long it would take, without a GPU:
+"""Predicts, without a GPU, the times of programs on several GPUs of one host:
 `python bench/ranks.py --ranks 4 --machine h100 [--part decode|collectives|stages] [--compile]`.
 
-The cases are decoders of 1B and 8B parameters, every collective at several sizes, and the 8B shape
-in two stages whose ops are split. Each is planned for all ranks, verified, emitted and, with
---compile, compiled. A line per case has the predicted time: of a decoder by ark.plan.cost (which
-assumes that peers answer at once), of a collective by ark.collective.simulate on the machine's box,
-of stages by ark.parallel. Nothing is run.
+The cases are decoders of 1B and 8B parameters, every collective at several sizes, and the 8B
+decoder in two pipeline stages whose ops are split over ranks. Each case is planned for all ranks,
+verified, emitted and, with --compile, compiled. Nothing is run. Prints a line with the predicted
+time for each case. Decoders are predicted by ark.plan.cost (which assumes that peers answer at
+once), collectives by ark.collective.simulate for the links of one host, and stages by ark.parallel.
 """
 
 from __future__ import annotations

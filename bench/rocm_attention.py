@@ -1,4 +1,4 @@
-"""Predictions of docs/rocm-timing.md for attention over bf16 keys on an AMD GPU.
+"""Predicts the times of attention over bf16 keys on an AMD GPU, for docs/rocm-timing.md.
 
 The emulator takes a minute for 2^34 multiplications, so attention of many rows is not run whole.
 Instead, as many tiles of queries as there are compute units are run at once, with two different

@@ -1,6 +1,6 @@
-"""Predictions for gpt-oss-120B on an AMD GPU: a token of each of several requests, and one layer by
-op. Weights of experts are MXFP4, the others bf16, all random. The result is predicted, not
-measured.
+"""Predicts times of gpt-oss-120B on an AMD GPU: of one token for each of several requests, and of
+the groups of ops of one layer. The weights of experts are MXFP4, all others bf16; all are random.
+The result is predicted, not measured.
 
     python bench/rocm_gpt_oss.py --requests 1,8
 """

@@ -1,5 +1,6 @@
-"""Predictions of docs/rocm-timing.md for the gated block of a decoder's layer on an AMD GPU (norm,
-gate and up, down and the sum), by input rows and types of weights.
+"""Predicts the times of the gated block of a decoder's layer on an AMD GPU (norm, the projections
+gate, up and down, and the residual sum), for docs/rocm-timing.md, by number of input rows and type
+of weights.
 
 Two launches have different numbers of such blocks in sequence. The difference of their times is the
 time of the additional blocks. The result is predicted, not measured.

@@ -1,13 +1,14 @@
-"""Predictions of docs/rocm-timing.md for a product of bf16 on an AMD GPU.
+"""Predicts the time of a product of bf16 matrices on an AMD GPU, for docs/rocm-timing.md.
 
 The emulator takes a minute for 2^34 multiplications, so a large product is not run whole. Instead,
 as many tiles as there are compute units are run at once, with two different depths. The difference
-of the times is the time of the additional depth. The result is predicted, not measured.
+of the two times is the time of the additional depth (k), from which the whole time is computed. The
+result is predicted, not measured.
 
     python bench/rocm_matmul.py --shape 8192x8192x8192 --tile 256x128
 
-A product of few tiles is run whole, with each of the named cuts (rows and columns of a tile, parts
-of k) and with the one that the planner chooses:
+A product of few tiles is run whole, with each of the named cuts (rows and columns of a tile, number
+of parts of k) and with the cut that the planner chooses:
 
     python bench/rocm_matmul.py --shape 128x2048x2048 --cuts 128x32x1,128x128x8
 """
@@ -43,9 +44,9 @@ def microseconds(
     tile: tuple[int, int] | None = None,
     cut: list[int] | None = None,
 ) -> tuple[float, list[int]]:
-    """Predicts the microseconds of a product (rows, columns, depth) with tiles of `tile`, with the
-    given cut, or otherwise as the planner cuts it. Also returns the rows and columns of a tile and
-    the parts of k.
+    """Predicts the microseconds of a product of the given shape (rows, columns, depth). The product
+    is divided into tiles of the size `tile`, or as `cut` gives, or else as the planner chooses.
+    Also returns the rows and columns of a tile and the number of parts of k.
     """
     m, n, k = shape
     ta, tb = (letter == "t" for letter in turned)
@@ -96,7 +97,8 @@ def main() -> None:
     high, wide = args.tile
     few, more = args.depths
     units = backend.machine(args.model).processors
-    # The tiles in flight: 16 rows of tiles, and enough columns for all compute units.
+    # The part of the product that is run: 16 rows of tiles, and enough columns for all compute
+    # units.
     rows, columns = min(m, 16 * high), min(n, units // 16 * wide)
     short, long = (
         microseconds(args.model, [rows, columns, depth], args.transposes, (high, wide))[0]

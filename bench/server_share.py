@@ -1,11 +1,11 @@
-"""Measures the share of a core that the server itself takes while it streams. Its engine has no
-model and produces a given number of tokens per second.
+"""Measures the share of a CPU core that `ark serve` takes while it streams. The engine is replaced
+by one without a model, which produces a given number of tokens per second.
 
     python bench/server_share.py --streams 64 --rate 2000 --seconds 5 [--profile]
 
-The client is another process. Times are CPU times of the server's thread and of the engine's
-thread, so that other work of the machine does not count. The engine's thread passes each token to
-the server, whose thread converts it to text and JSON. The engine's time includes only the passing.
+The client is another process. The times are CPU times of two threads, so that other work of the
+machine does not count. The engine's thread passes tokens to the server; only this passing is
+counted. The server's thread converts tokens to text and JSON and sends them.
 """
 
 from __future__ import annotations

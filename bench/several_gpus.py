@@ -1,10 +1,10 @@
-"""Runs all measurements of docs/several-gpus.md on a host with several GPUs, one command after
-another: `python bench/several_gpus.py --ranks 4 --machine h200 --row cuda-h200-x4 --out FOLDER`.
+"""Runs all measurements of docs/several-gpus.md on a host with several GPUs, one after another:
+`python bench/several_gpus.py --ranks 4 --machine h200 --row cuda-h200-x4 --out FOLDER`.
 
 Prints a line for each figure, with its goal if there is one. The output of every command is stored
-in the folder. With --row the tests of that row of ci/matrix.toml run last (ci/evidence.py), whose
-result file is the evidence. --config, --sizes, --layers and --only are for a trial on a smaller
-machine, such as CPU ranks.
+in the folder. With --row, the tests of that row of ci/matrix.toml run last (ci/evidence.py), which
+writes a result file for ci/coverage.md. --config, --sizes, --layers and --only are for a trial on a
+smaller machine, such as CPU ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Times ops that are slower than torch's on an H200, in this checkout, in an older one and in
-torch. They are ordered by the gain that is expected from their last change.
+"""Times ops that were slower in ark than in torch on an H200: in this checkout of ark, in an older
+checkout and in torch. The ops with the largest expected gain from the latest change come first.
 
 `python bench/slow_ops.py [--before CHECKOUT] [--backend cuda] [NAMES...]` needs a device. With two
 checkouts it takes less than three minutes. Prints microseconds per call: before, now, torch, torch

@@ -1,5 +1,5 @@
-"""Compares small torch modules on the CPU with torch eager, in microseconds of wall-clock and CPU
-time.
+"""Compares ark with torch eager for small torch modules on the CPU, in microseconds of wall-clock
+and CPU time.
 
 `python -m bench.small_modules [NAME ...]`: the modules run by torch.compile(backend="ark") and,
 forward only, by ark.from_torch. Each time is the minimum of 7 readings of 100 calls; CPU time is

@@ -2,8 +2,8 @@
 
     python bench/start_to_token.py [DIRECTORY] [--starts 3]
 
-The first start fills the cache of plans and kernels. It prints wall-clock times, which are valid on
-an idle machine only, and CPU times of the process and its children, which are valid on a busy
+The first start also fills the cache of plans and kernels. Prints wall-clock times, which are valid
+only on an idle machine, and CPU times of the process and its children, which are valid on a busy
 machine, too.
 """
 

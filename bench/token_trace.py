@@ -45,7 +45,7 @@ def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]
     for event in measured_events(executor):
         if event["ph"] == "X":
             tokens.setdefault(event["args"]["iteration"], []).append(event)
-    whole = [events for n, events in sorted(tokens.items())][1:-1]  # neighbours on either side
+    whole = [events for n, events in sorted(tokens.items())][1:-1]  # not the first and last
     starts = [min(e["ts"] for e in events) for events in whole]
     lengths = [b - a for a, b in itertools.pairwise(starts)]
     number = lengths.index(statistics.median_low(lengths))

@@ -3,10 +3,11 @@ parallel plan, beside torch's DistributedDataParallel compiled by inductor:
 
     python -m bench.train_ranks --ranks 2 --backend cuda
 
-Both have fp32 parameters and moments, bf16 products, an fp32 residual stream, the same initial
-parameters and the same random tokens. ark's step is one iteration of a launch: forward, gradients,
-sums over ranks and AdamW. torch's is a compiled forward and backward pass under autocast, an
-all-reduce of gradients in buckets, and AdamW(fused=True). `losses` are those of the first steps.
+ark and torch use fp32 parameters and moments, bf16 products, an fp32 residual stream, the same
+initial parameters and the same random tokens. ark's step is one iteration of a launch: forward and
+backward pass, sums of gradients over ranks, and AdamW. torch's is a compiled forward and backward
+pass under autocast, an all-reduce of gradients in buckets, and AdamW(fused=True). `losses` are
+those of the first steps.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ MASKED = -1e9  # of scores, above the diagonal
 
 @dataclass(frozen=True)
 class Shape:
-    """A GPT-2. vocabulary: rounded up to a multiple of 128. batch: texts of a step, all ranks."""
+    """The sizes of a GPT-2. vocabulary: rounded up to a multiple of 128. batch: the number of texts
+    of a step, over all ranks.
+    """
 
     layers: int = 12
     width: int = 768
@@ -88,7 +91,9 @@ def texts(shape: Shape) -> np.ndarray:
 
 
 class Step:
-    """A training step on one device as a graph. names: by buffer, the name of what it holds."""
+    """A training step on one device as a graph. names: for each buffer, the name of the parameter
+    or other array that it holds.
+    """
 
     def __init__(self, shape: Shape, offload: bool) -> None:
         self.shape, model = shape, Model(0, 1)
@@ -145,8 +150,8 @@ class Step:
 
 
 def own_plan(result: RankGraphs, rank: int, machine: Machine, args: argparse.Namespace) -> Plan:
-    """The rank's plan, verified together with those of the other ranks. It is read from a file of
-    --plans if there is one, and else written there.
+    """The rank's plan, verified together with those of the other ranks. With --plans, it is read
+    from that folder if it is there; otherwise it is planned and stored there.
     """
     kept = args.plans and args.plans / f"{args.plan}.{rank}.json"
     if kept and kept.exists():
@@ -285,7 +290,7 @@ def on_a_rank(shape: Shape, args: argparse.Namespace, port: int) -> None:
         seconds = slowest(row.pop("seconds"))
         row = {k: round(slowest(v), 1) if k.endswith("_s") else v for k, v in row.items()}
         if name == "torch":
-            # Each rank has the mean over its own texts.
+            # torch's loss on a rank is the mean over this rank's texts only.
             total = torch.tensor(row["losses"]).to(
                 f"cuda:{rank}" if args.backend == "cuda" else "cpu"
             )

@@ -2,17 +2,17 @@
 same connection in the same run: `python bench/ucx.py [--bytes 1024]`. Needs root, UCX and
 ucx_perftest.
 
-There are two figures, each as the minimum and the median of many short rounds that alternate
-between the two programs. On a busy machine, the minimum is from a round in which both sides had a
-core each. The figure `many` is the time of a put while as many as the FIFO holds are in flight; it
-is compared with ucp_put_bw of ucx_perftest. The figure `one` is the time from the trigger to the
-word that reports the put's arrival in the peer's memory, a round trip; it is compared with twice
-ucp_put_lat, which is one way and does not ask whether the put has arrived.
+There are two times, each given as the minimum and the median of many short rounds that alternate
+between the two programs. (On a busy machine, the minimum is from a round in which both sides had a
+core each.) `many` is the time per put while as many puts are in flight as the FIFO holds. It is
+compared with ucp_put_bw of ucx_perftest. `one` is the time of a round trip, from the trigger to the
+report that the put has arrived in the peer's memory. It is compared with twice ucp_put_lat, which
+measures one direction without such a report.
 
-Two more figures, for both sides together, depend less on other work of the machine: the CPU time
-per put with many in flight (of ark, all threads except the one that writes triggers and waits, as a
-kernel does), and the TCP segments per put, alone and with many in flight. Triggers are written and
-awaited in C. The proxy is woken once for consecutive triggers, as by a launch.
+Two more figures depend less on other work of the machine: the CPU time per put with many puts in
+flight, and the TCP segments per put, for one put alone and for many in flight. Both are sums over
+the two sides. ark's CPU time excludes the thread that stands for a kernel: it writes triggers and
+waits, in C. The proxy is woken once for a series of triggers, as by a launch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ark.runtime.proxy import Proxy
 from tests.multi.hosts import Hosts, two_hosts, why_not
 
 ROUNDS, ONES, WARM = 25, 300, 100
-LONG, MANY = 60, 60_000  # rounds, and puts of ucx_perftest, for the CPU time
+LONG, MANY = 60, 60_000  # rounds of ark and puts of ucx_perftest, for CPU times
 ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "fatal"}
 
 
@@ -137,9 +137,9 @@ class Pusher:
 
 
 def end_of_cable(nbytes: int) -> None:
-    """Runs one of the two connected processes. It prints how to connect to its memory, reads the
-    other process's answer, and then runs the measurements that it reads, all as lines of JSON. The
-    passive process gets none; it ends when its input ends.
+    """Runs one of the two connected processes, which communicates by lines of JSON. It prints how
+    to connect to its memory and reads the same of the other process. Then it runs the measurements
+    that it reads from its input, until the input ends. The passive process reads no measurements.
     """
     device = registry.get("cpu").open(0)
     abort, memory = device.alloc(4, "host"), device.alloc(1 << 20, "symmetric")
@@ -246,8 +246,9 @@ def both_ends(
 
 @dataclass
 class Measurements:
-    """us: microseconds of each round, of ark and of ucx_perftest. processors: CPU microseconds per
-    put, of both. segments: TCP segments per put, by measurement.
+    """us: microseconds of each round, by measurement of ark or ucx_perftest. processors: CPU
+    microseconds per put, of ark and of ucx_perftest. segments: TCP segments per put, by
+    measurement.
     """
 
     us: dict[str, list[float]]

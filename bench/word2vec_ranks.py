@@ -6,11 +6,11 @@ each peer per iteration.
         sword-comm-tdavid
     python -m bench.word2vec_ranks *.deb --corpus corpus.npz --ranks 1 2 4 8
 
-With --corpus the text and the questions are stored in a file, or read from it if it exists, so that
-a machine without the packages can train. The text is that of examples/word2vec/packages.py and the
-excerpt of Wikipedia that gensim ships. Analogies are the 19,544 questions of word2vec (Mikolov et
-al., 2013), as far as their words are in the vocabulary. With several --seeds the first number of
-ranks is trained with each of them.
+The text is that of examples/word2vec/packages.py and the excerpt of Wikipedia that gensim ships.
+The accuracy is measured on the 19,544 analogy questions of word2vec (Mikolov et al., 2013), without
+questions whose words are not in the vocabulary. With --corpus, text and questions are read from
+this file if it exists, otherwise stored there; so a machine without the packages can train. With
+several --seeds, the first number of --ranks is trained with each seed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from examples.common import wikipedia
 from examples.word2vec import packages, word2vec
 from examples.word2vec.corpus import Corpus
 
-QUESTIONS_AT_ONCE = 500  # whose distances to all words are computed together
+QUESTIONS_AT_ONCE = 500  # questions whose distances to all words are computed together
 ARRAYS = ("words", "texts", "keep", "noise")  # of a corpus
 MOST_AT_ONCE = 1024  # words of all ranks whose steps are computed from the same vectors
 
 
 def questions(vocabulary: list[str]) -> np.ndarray:
-    """word2vec's questions (count, 4), as indices into the vocabulary. Questions with other words
-    are left out. gensim ships them.
+    """word2vec's questions (count, 4), as indices into the vocabulary. Questions with words that
+    are not in the vocabulary are left out. The questions are part of gensim's test data.
     """
     from gensim.test.utils import datapath
 
