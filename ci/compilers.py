@@ -2,13 +2,13 @@
 version.
 
 `python ci/compilers.py FOLDER [--tests tests/codegen/test_cuda_bodies.py ...]`: FOLDER has one
-folder a version, with libnvrtc.so.* and libnvrtc-builtins.so.* somewhere in it (an unpacked wheel
-nvidia-cuda-nvrtc). Each version runs in separate processes, into which its libraries are loaded
-before any other. The line shows whether the models of ark.runtime.known compile, as one program and
-in parts, and whether shared memory is aligned in the ELF file (ark_cuda.alignment). On a GPU it
-also shows whether their results are correct. It ends with the counts of the named pytest files. The
-exit code is 1 if a version fails. The last line is printed even if the run is interrupted (`timeout
--s INT 9m`).
+folder for each version, which contains libnvrtc.so.* and libnvrtc-builtins.so.* (for example an
+unpacked wheel nvidia-cuda-nvrtc). Each version runs in separate processes, into which its libraries
+are loaded first. A version's line shows whether the models of ark.runtime.known compile, as one
+program and in parts, and whether shared memory is aligned in the ELF file (ark_cuda.alignment). On
+a GPU it also shows whether the models' results are correct. The line ends with the counts of passed
+and failed tests in the named files. The exit code is 1 if a version fails. The last line is printed
+even if the run is interrupted (`timeout -s INT 9m`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ARCH = "sm_90a"  # if there is no GPU
 
 
 def forced(folder: Path) -> dict[str, str]:
-    """The environment in which a process uses that NVRTC. Raises ValueError if the folder has
-    none.
+    """Environment variables with which a process uses the NVRTC in `folder`. Raises ValueError if
+    the folder has no NVRTC.
     """
     candidates = sorted(folder.rglob("libnvrtc.so.*"))
     builtins = sorted(folder.rglob("libnvrtc-builtins.so.*"))
@@ -40,8 +40,8 @@ def forced(folder: Path) -> dict[str, str]:
 
 
 def examine() -> dict[str, str]:
-    """The results of the checks for the models of ark.runtime.known with the NVRTC that this
-    process uses, by the names that the printed line gives them.
+    """Checks the models of ark.runtime.known with the NVRTC of this process. Returns the results by
+    name, as they are printed.
     """
     from ark_cuda import backend, machines
     from ark_cuda.compiler import NvrtcCompiler

@@ -1,11 +1,11 @@
-"""Records which decoder tests pass, for the table of architectures, formats and backends in
-docs/reference/decoders.md.
+"""Records which decoder tests pass on a backend, for the table in docs/reference/decoders.md.
 
-`python ci/decoders.py BACKEND [ARGUMENTS]` runs the tests that compare decoders with transformers
-on a backend, with pytest's own arguments, and writes the cells that passed to
-ci/results/decoders/BACKEND.json; ci/generate.py generates the page from these files. `--keep` adds
-to an earlier file's cells. `--cells FILE` runs no tests: it reads a file that another test run
-wrote because ARK_DECODER_CELLS=FILE was set.
+`python ci/decoders.py BACKEND [ARGUMENTS]` runs the tests that compare ark's decoders with those of
+transformers on a backend; ARGUMENTS are pytest's. It writes the table's cells, pairs of
+architecture and format, whose tests passed to ci/results/decoders/BACKEND.json. ci/generate.py
+generates the page from these files. `--keep` adds the cells to those of an earlier file. `--cells
+FILE` runs no tests: it reads a file that another test run wrote because ARK_DECODER_CELLS=FILE was
+set.
 """
 
 from __future__ import annotations

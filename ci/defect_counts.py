@@ -1,5 +1,5 @@
-"""Writes docs/reference/emulator-checks.md: how many planted defects the ROCm emulator finds on
-each architecture, and for how many correct programs it reports a defect.
+"""Measures for docs/reference/emulator-checks.md how many planted defects the ROCm emulator finds
+on each architecture, and for how many correct programs it wrongly reports a defect.
 
 `python ci/defect_counts.py` runs every program and every defect of tests/rocm_emulator/planted.py,
 prints the page and writes ci/results/emulator/defects.json. ci/generate.py makes the page from this

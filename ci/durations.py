@@ -1,10 +1,9 @@
 """Writes tests/long.txt, the list of long tests (tests/long.py), by measured durations.
 
-`python ci/durations.py` runs all tests of the default and the long part with three workers and
-measures each. `python ci/durations.py REPORT.xml ...` reads reports of pytest (--junitxml) instead.
-The functions whose cases take longest become long tests, until the remaining ones take
-MAX_DEFAULT_SHARE of the measured time. Run it on an idle machine with an empty cache of ark, as CI
-does.
+`python ci/durations.py` runs and measures the default and the long tests, with three workers.
+`python ci/durations.py REPORT.xml ...` reads reports of pytest (--junitxml) instead. The test
+functions with the longest cases become long tests, until the remaining tests take MAX_DEFAULT_SHARE
+of the measured time. Run it on an idle machine with an empty cache of ark, as CI does.
 """
 
 from __future__ import annotations

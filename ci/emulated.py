@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-# `nox` includes these files with all checks, so they are not run again without checks.
+# `nox` runs these files with all of the emulator's checks on, so they are not run again without
+# checks.
 CHECKED = ("tests/backend/test_faults.py", "tests/backend/test_programs.py")
 # Files in which all tests belong to the slow session (tests/emulated.py) are not imported.
 SLOW = 'pytestmark = pytest.mark.emulated("slow")\n'
@@ -35,7 +36,7 @@ SIDE_BY_SIDE = 2
 
 def command(run: dict[str, Any]) -> list[str]:
     """The command that runs the tests of one entry."""
-    # Each run has its own pytest cache of the last run.
+    # Each run has a separate pytest cache, which stores the run's failures.
     cache = f"cache_dir=.pytest_cache/{run['arch']}-{run['seed']}-{run['tests']}"
     words = TESTS[run["tests"]]
     return [sys.executable, "-m", "pytest", "-q", "-o", cache, "-k", "rocm", *words]

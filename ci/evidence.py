@@ -6,13 +6,13 @@ ci/matrix.toml and writes ci/results/cuda-h100.json: the devices, the versions o
 packages, the date, and the counts of pytest's own report. If a test failed, or no test ran on such
 a device, no file is written. ci/generate.py reads the files back through the same schema.
 
-`--label nvrtc-13.5` names a further run of a row, with other packages; it writes ROW+LABEL.json
-beside ROW.json.
+`--label nvrtc-13.5` names an additional run of a row, with other versions of packages. Its result
+is written to ROW+LABEL.json, beside ROW.json.
 
-A machine that is available for minutes at a time runs a row in parts, each with pytest's own
-options: `--reports FOLDER` keeps each part's report there, and the result counts all reports of the
-same source. An interrupted run (`timeout -s INT 9m python ci/evidence.py ...`) reports the outcome
-so far.
+If a machine is available only for minutes at a time, a row can be run in parts, which are selected
+by pytest's options. `--reports FOLDER` keeps each part's report in FOLDER, and the result counts
+all reports of the same source. An interrupted run (`timeout -s INT 9m python ci/evidence.py ...`)
+reports the outcome so far.
 
 A suite of another project (onnx's node tests) has its own runner, which passes its counts to
 `write_suite`; such files are in ci/results/suites.
@@ -304,8 +304,8 @@ def _reports(folder: Path) -> list[Path]:
 
 
 def _run(row: dict[str, Any], report: Path, rest: list[str]) -> int:
-    """Runs the row's tests; returns pytest's exit code, also after an interrupt, which pytest
-    receives too.
+    """Runs the row's tests and returns pytest's exit code. After an interrupt, which pytest
+    receives too, waits until pytest has ended.
     """
     environment = {**os.environ, "ARK_REQUIRE": row["require"], **row.get("environment", {})}
     words = [sys.executable, "-m", "pytest", *row["tests"], f"--junitxml={report}", *rest]
@@ -317,7 +317,9 @@ def _run(row: dict[str, Any], report: Path, rest: list[str]) -> int:
 
 
 def _summary(report: Path, code: int) -> str:
-    """A line that says how a pytest run ended, from its report and its exit code."""
+    """The outcome of a pytest run as a line of text, from its report and its exit code, with the
+    failed tests.
+    """
     cases = list(ElementTree.parse(report).getroot().iter("testcase"))
     bad = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     names = "".join(f"\n  {c.get('classname')}::{c.get('name')}" for c in bad)

@@ -1,8 +1,9 @@
 """Draws the pictures of the explanation pages: the path of a token, an iteration, a packet compared
 with a counter, and the verifier's execution of a plan. Called by ci/generate.py.
 
-A picture is a list of boxes, arrows and lines of text on a grid in pixels; its title describes the
-same in words. tests/unit/test_explanations.py compares them with the code.
+A picture is a list of boxes, arrows and lines of text, whose positions are in pixels. The title
+describes the picture in words. tests/unit/test_explanations.py checks that the pictures agree with
+the code.
 """
 
 from __future__ import annotations

@@ -11,15 +11,15 @@ from figure_file import Figures
 from ark.cli.measure.results import Figure, Results
 
 MAX_TIME_RATIO = 1.03
-# Times of requests to a server depend on the other processes of its host. Only their medians are
-# compared: of 64 requests the 99th percentile is the slowest one.
+# Times of requests to a server depend on other processes of the host. So only medians are compared,
+# with a larger tolerance. The 99th percentile is not: of 64 requests it is the slowest one.
 REQUESTS, MEDIAN, MAX_REQUEST_TIME_RATIO = "serve/", "-p50", 1.2
 
 
 def worse(before: Figures, runs: Sequence[Results], noisy: bool) -> list[tuple[Figure, Figure]]:
-    """Figures that are more than 3% worse than before on the same machine (medians of requests:
-    more than 20%), each with its earlier value. Times are compared or, on a noisy machine, the
-    ratios to peers of the same run.
+    """Returns the figures that are more than 3% worse than before on the same machine (medians of
+    requests: more than 20%), each with its earlier value. Compares times or, on a noisy machine,
+    ratios to the peer's time in the same run.
     """
     old = {(f.figure, f.peer): (f, r.machine.name) for r in before.runs for f in r.figures}
     slower = []

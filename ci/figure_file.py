@@ -52,8 +52,8 @@ def write_figures(path: Path, figures: Figures) -> None:
 
 def merged(before: Figures, runs: Sequence[Results], noisy: bool, commit: str = "") -> Figures:
     """All figures: those of the new runs, and earlier ones that the new runs did not measure.
-    commit: replaces the commit that the new runs name, which is missing or wrong for a run in a
-    copy of the repository.
+    commit: replaces the commit in the new runs if given. It is needed for runs in a copy of the
+    repository, where the commit is missing or wrong.
     """
     now = {f.figure for run in runs for f in run.figures}
     runs_kept = []

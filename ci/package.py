@@ -1,9 +1,10 @@
-"""Tests a built wheel or sdist outside of the repository. Called by the session `package`.
+"""Tests a built wheel or sdist outside of the repository. Called by the nox session `package`.
 
 `python ci/package.py FILE EMULATOR` installs FILE with the extra `cpu` into a new environment,
 changes to an empty folder, and there runs a new user's first steps: the command line, the README's
 first program and text from examples/noah, which is copied there. Then it installs the wheel of the
-ROCm emulator and builds its core. Exit code 1 says what failed.
+ROCm emulator and builds the emulator's core. On a failure it prints the reason and exits with code
+1.
 """
 
 from __future__ import annotations

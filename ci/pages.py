@@ -1,11 +1,12 @@
 """Checks the pages of docs/: their length, the width of their lines, their words, their openings.
 
-`python ci/pages.py --check` fails where a page has more than 300 lines, a line has more than 100
-columns, a page does not begin with its readers, a relative link or anchor leads nowhere, or the
-pages outside of reference and history have more than 45,000 words. Rows of tables, which Markdown
-cannot break, and words longer than a line may be wider; generated pages may be longer; the dated
-logs of docs/history may be longer and are not checked for their words. `python ci/pages.py --wrap`
-breaks paragraphs that are too wide. The lint session runs the check.
+`python ci/pages.py --check` fails if a page has more than 300 lines, a line has more than 100
+columns, a page does not begin by naming its intended readers, a relative link or anchor does not
+exist, or the pages outside of reference and history have more than 45,000 words in total. Some
+limits have exceptions. Rows of tables and words longer than a line cannot be broken and may be
+wider. Generated pages and the dated logs of docs/history may have more lines, and these logs are
+not checked for their words. `python ci/pages.py --wrap` breaks paragraphs that are too wide. The
+lint session runs the check.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _wrapped(block: list[str]) -> list[str]:
 
 
 def wrapped(text: str) -> str:
-    """The page with every paragraph wrapped again that has a line too wide."""
+    """The page's text, in which every paragraph with a line that is too wide is wrapped again."""
     lines: list[str] = []
     block: list[str] = []
 

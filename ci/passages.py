@@ -33,8 +33,8 @@ LIST_ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
 
 @dataclass(frozen=True)
 class Passage:
-    """A text to read. place: the file's path and the line. context: the lines of the file that a
-    reader needs with it, such as the signature of the function that the docstring describes.
+    """A text to read. place: the file's path and the line. context: lines of the file that are
+    shown with the text, such as the signature of the function that a docstring describes.
     """
 
     kind: str
@@ -83,7 +83,7 @@ def _python_passages(name: str, source: str) -> list[Passage]:
 
 
 def _assignment_before(tree: ast.Module, line: int) -> list[str]:
-    """The assignment that ends on the line before, which a string after it documents."""
+    """The assignment that ends on the line before `line`. The string at `line` documents it."""
     return [
         ast.unparse(node).splitlines()[0]
         for node in ast.walk(tree)

@@ -65,8 +65,8 @@ NOISY = (
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of a row of ci/matrix.toml. reasons: why a figure is below MIN_RATIO, by its name
-    or a pattern of names with *.
+    """The figures of a row of ci/matrix.toml. reasons: for figures whose ratio is below MIN_RATIO,
+    the reason, by the figure's name or a pattern of names with *.
     """
 
     row: dict[str, Any]

@@ -31,8 +31,8 @@ SMALL = 1 << 24  # bytes of a collective's largest message
 
 @dataclass(frozen=True)
 class Program:
-    """A program whose plan is stored. graphs: a function that builds one graph per rank, for a
-    machine. options: those of the planner. on_cpu: True if it is small enough for the few
+    """A program whose plan is stored. graphs: a function of the machine, which builds one graph per
+    rank. options: the planner's options. on_cpu: True if the program is small enough for the few
     processors of a CPU.
     """
 

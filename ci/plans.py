@@ -1,11 +1,12 @@
 """Stores the planner's results for named programs as text, so that a change of a plan appears as a
 diff for reviewers.
 
-`python ci/plans.py` writes ci/plans/MACHINE.txt for the machines of the lint session. With `--all`
-it does so for every machine model, and with names for the named ones. `--check` compares and writes
-nothing. A predicted time that grows by more than 3% needs a reason in ci/plans/reasons.toml, or
-nothing is written; `--why TEXT` adds one for all times that grew in this run. A reason is kept
-until the time has returned to its old value.
+`python ci/plans.py [MACHINE ...]` writes ci/plans/MACHINE.txt for the named machines. Without
+names, it writes the files of the machines that the lint session checks; with `--all`, those of
+every machine model. `--check` compares the files with new results and writes nothing. A predicted
+time that grows by more than 3% needs a reason in ci/plans/reasons.toml, or nothing is written;
+`--why TEXT` adds one for all times that grew in this run. A reason is kept until the time has
+returned to its old value.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ Us = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why predicted times grew. us: the old and the new microseconds, by "MACHINE PROGRAM"."""
+    """The reason why predicted times grew. us: the old and the new microseconds of each time, by
+    "MACHINE PROGRAM".
+    """
 
     why: Why
     us: dict[str, tuple[Us, Us]]
@@ -303,8 +306,8 @@ def write(texts: Mapping[str, str], folder: Path, why: str = "") -> int:
 
 
 def remembered(machines: Sequence[str], folder: Path, source: str) -> dict[str, str] | None:
-    """The texts that an earlier run of the same source computed and did not write. None if they are
-    not complete.
+    """The texts that an earlier run of the same source has stored by `remember`. None if a
+    machine's text is missing.
     """
     paths = [folder / f"{machine}-{source}.txt" for machine in machines]
     if not all(path.is_file() for path in paths):

@@ -1,9 +1,9 @@
 """Counts the source that runs for a program, and the files and lines of the package `ark`.
 
-`python ci/reading.py` prints the figures of docs/architecture.md. For each of a few programs, it
-plans the program for an H200 and emits its source. It counts the functions that run for this
-program but not for a sum of two tensors, and the device headers that only this program's source
-includes: their files and lines.
+`python ci/reading.py` prints the figures of docs/architecture.md. It plans each of a few programs
+for an H200 and emits its source. Then it counts the files and lines of two things: the Python
+functions that run for this program but not for a plain sum of two tensors, and the device headers
+that are in this program's source but not in that of the sum.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROGRAMS: dict[str, tuple[int, Callable[[int, int], object]]] = {
     "all_reduce": (8, lambda rank, world: ark.all_reduce(_rows(), rank, world)),
 }
 TERMS = {"swiglu": r"\bswiglu\b", "a copy engine": r"\b(dma|DMA)\b", "fp8_e4m3": r"\bfp8_e4m3\b"}
-EMULATOR = ROOT / "backends/rocm_emulator"  # which names instructions, not engines
+EMULATOR = ROOT / "backends/rocm_emulator"  # omitted: its names are of instructions
 
 
 def _rows() -> ark.Tensor:

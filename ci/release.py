@@ -1,4 +1,5 @@
-"""Checks that a tag may be released, and writes its notes. Called by the workflow `release`.
+"""Checks that a git tag may be released, and writes the release notes. Called by the workflow
+`release`.
 
 `python ci/release.py vMAJOR.MINOR.PATCH [FILE]` fails if the tag is not the version of
 ark/_version.py, or if CHANGELOG.md has no dated section with entries for that version. Otherwise it

@@ -1,5 +1,6 @@
-"""Writes docs/reference/timing-errors.md: predictions of the AMD timing model beside published
-times, the goals of predicted times, and signals between processors in one and in two levels.
+"""Computes the figures of docs/reference/timing-errors.md: predictions of the AMD timing model
+beside published times, predicted times beside their goals, and times of signals between processors
+in one and in two levels (all at once, or within each die and then between dies).
 
 `python ci/timing_errors.py` predicts all of these, prints the page and writes
 ci/results/emulator/timing.json, from which ci/generate.py makes the page. `python
@@ -19,7 +20,7 @@ import msgspec
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "ci/results/emulator/timing.json"
-LAYERS = (1, 3)  # of models of the goals; the others are scaled
+LAYERS = (1, 3)  # numbers of layers that are run; times of whole models are scaled from these
 FLEET = "ROCm/fleet-chiplet-megakernel"
 
 
@@ -44,7 +45,7 @@ class Published:
 
     def error(self, predicted: float) -> float:
         """The relative error of a prediction: its difference from the nearest published figure,
-        divided by that figure. 0 if it lies between the two figures.
+        divided by that figure. 0 if the prediction lies between the two published figures.
         """
         nearest = min(max(predicted, self.least), self.most)
         return predicted / nearest - 1.0

@@ -1,10 +1,10 @@
 """Collects the wheels that pip resolves from pyproject.toml, for a machine without a network.
 
 `python ci/wheels.py --extra cuda --extra test --without torch --without transformers FOLDER`
-resolves the dependencies and those extras for another machine's Python and platform. On that
-machine, `python3 -m pip install --no-index --find-links FOLDER ...` installs them. Packages that
---without names must be installed there already; ci/evidence.py records the versions that a run
-used.
+resolves ark's dependencies and those of the named extras, for another machine's Python and
+platform, and downloads the wheels to FOLDER. On the other machine, `python3 -m pip install
+--no-index --find-links FOLDER ...` installs them. Packages that --without names must be installed
+there already.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ def _number(node: ast.expr | None) -> bool:
 
 
 def texts(source: str) -> Iterator[tuple[str, int, str]]:
-    """Scope, line and text of everything in a Python file that the patterns examine. Comments on
-    consecutive lines are one text.
+    """Yields all texts of a Python file that the patterns examine, as (scope, line, text). Comments
+    on consecutive lines are one text.
     """
     comment: list[str] = []
     for number, line in enumerate([*source.splitlines(), ""], 1):

@@ -49,8 +49,8 @@ def changes(matrix: list[dict[str, Any]]) -> str:
 
 
 def devices(matrix: list[dict[str, Any]]) -> str:
-    """The workflow that tests a row of the matrix on a runner with GPUs. It is started by hand if
-    such a runner exists, because a job without a runner would wait in the queue.
+    """The workflow that tests a row of the matrix on a runner with GPUs. The workflow is only
+    started by hand, because without such a runner its job would wait in the queue.
     """
     rows = [row for row in matrix if not hosted(row)]
     names = "".join(f"          - {row['name']}\n" for row in rows)
