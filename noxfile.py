@@ -1,8 +1,8 @@
 """Sessions for contributors and CI. `nox` runs all checks that a machine without a GPU can run.
 
-Besides lint, types and tests there is one session per row of ci/matrix.toml (a machine, such as one
-with an H100). It runs that row's tests, and fails if the machine lacks the devices that the row
-names.
+Besides lint, types and tests there is one session for each row of ci/matrix.toml. A row names a
+machine, such as one with an H100. Its session runs the row's tests, and fails if the machine lacks
+the row's devices.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ from ark_rocm_emulator.engine import core
 ark_rocm_emulator.activate("emulated:gfx942")
 core()
 """
-# The emulated devices that the session emulator_sweep tests in addition to the kernel suite.
+# The emulated devices on which the session emulator_sweep runs all backend tests.
 CHECKED = [
     {"arch": arch, "seed": seed, "checks": True, "tests": "all", "session": "emulator_sweep"}
     for seed, arch in enumerate(("gfx942", "gfx1100"), 1)
 ]
 
-# Tests run in three worker processes, even on two cores, because one of them usually waits for a
-# compiler or for a slow peer. A worker that has no more tests takes tests from others. Compiled
-# kernels are shared between workers and sessions through ark's cache.
+# Tests run in three worker processes, even on two cores, because one worker usually waits for a
+# compiler or for a slow peer process. A worker that has no more tests takes tests from others.
+# Compiled kernels are shared between workers and sessions through ark's cache.
 STEALING = ("--dist", "worksteal")
 WORKERS = ("-n", "3", *STEALING)
-# While the tests of emulated devices run, there are only two workers, which use the cores while
-# those tests wait. Each worker collects all tests before its first one, which takes seconds.
+# While the tests of emulated devices run at the same time, there are only two workers. They use the
+# cores while the tests of emulated devices wait. Each further worker would cost seconds, because
+# each collects all tests before its first one.
 BESIDE_DEVICES = ("-n", "2", *STEALING)
 
 # In parallel test processes, a library's own threads only compete for the cores. Bytecode files are
 # enabled, because hundreds of processes import ark: without them each would compile it anew.
 BESIDE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
-# -Og compiles CPU kernels, which tests run once, in a quarter of the time.
-# tests/backend/conftest.py names the tests that keep ark's own flags, and the slow session uses
-# only these flags.
+# With -Og, the compilation of CPU kernels takes a quarter of the time. Tests run such a kernel only
+# once. tests/backend/conftest.py names the tests that are compiled with ark's own flags instead.
+# The slow session uses ark's own flags for all tests.
 QUICK = {**BESIDE, "ARK_CPU_FLAGS": "-Og"}
 
 # The arguments with which the session `tests` runs the long tests (tests/long.py).
@@ -55,10 +56,10 @@ MATRIX = nox.project.load_toml("ci/matrix.toml")
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Checks style, format, the order of the layers, the words of messages and names, the pages of
-    docs/ with their links, the site built strictly, the forms and workflows of .github by their
-    schemas, and that generated files and the plans of named programs for two machines (ci/plans)
-    are up to date.
+    """Checks style, format, imports between ark's layers, the words of messages and names, the
+    pages of docs/ and their links, the documentation's site, and the forms and workflows of .github
+    by their schemas. Also checks that generated files are up to date, including the plans of named
+    programs for two machines (ci/plans).
     """
     session.install(
         "ruff>=0.6",
@@ -135,9 +136,9 @@ def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
 
 @nox.session
 def package(session: nox.Session) -> None:
-    """Builds wheel and sdist into dist/ and tests each outside of the repository, in an environment
-    of its own: types, metadata, the README's programs and its first text. The wheel of the ROCm
-    emulator is then installed in addition.
+    """Builds wheel and sdist into dist/. Tests each in a new environment outside of the repository:
+    types, metadata, the README's programs and the generation of text. Then also installs the wheel
+    of the ROCm emulator.
     """
     session.install("build", "twine")
     shutil.rmtree("dist", ignore_errors=True)
@@ -175,9 +176,9 @@ def emulator_sweep(session: nox.Session) -> None:
 
 @nox.session
 def second_clang(session: nox.Session) -> None:
-    """Compiles the kernel suite and the random kernels with clang 21, of an older `ziglang` wheel,
-    and runs them on the emulator. If a result is wrong with only one of clang 21 and clang 22, the
-    compiler is at fault.
+    """Compiles the kernel suite and the random kernels with clang 21, from an older `ziglang`
+    wheel, and runs them on the emulator. A result that is wrong with clang 21 but right with clang
+    22, or the reverse, is the compiler's fault.
     """
     session.install("-e", ".[dev]")
     folder = Path(session.create_tmp()).resolve()
@@ -196,11 +197,11 @@ def second_clang(session: nox.Session) -> None:
 
 @nox.session
 def slow(session: nox.Session) -> None:
-    """Runs what `nox` omits because it is slow and rarely fails: the tests marked slow
-    (tests/slow.py); all random cases and all types for every architecture, of which `nox` runs a
-    part; CPU kernels with all optimisation; and more backend tests on emulated architectures. Tests
-    of stopped processes and of slow networks run alone, because a busy machine would change their
-    times.
+    """Runs tests that `nox` omits because they are slow and rarely fail: the tests marked slow
+    (tests/slow.py); all random cases and all types for every architecture (`nox` runs some of
+    them); tests of CPU kernels with full optimisation; and more backend tests on emulated
+    architectures. Tests of stopped processes and of slow networks run alone, because a busy machine
+    would change their times.
     """
     session.install("-e", ".[dev]")
     environment = {**BESIDE, "ARK_SLOW_TESTS": "1"}
@@ -216,8 +217,8 @@ def slow(session: nox.Session) -> None:
 
 @nox.session
 def access_sweep(session: nox.Session) -> None:
-    """Compares the memory that bodies (device functions) access with what their kinds declare, on
-    25 times as many random ops as `nox`.
+    """Compares the memory that device functions access with the accesses that their task kinds
+    declare. Uses 25 times as many random ops as `nox`.
     """
     session.install("-e", ".[dev]")
     environment = {"ARK_ACCESS_SEEDS": "25", "ARK_SLOW_TESTS": "1"}
@@ -235,9 +236,9 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "-m", "tests.fuzz", *session.posargs)
 
 
-# Packages that tests of the server use in addition to the extra `test`: clients, a load generator,
-# Ray Serve and Kubernetes' schemas. They are in no extra, because some need other versions of
-# packages than `dev`.
+# Packages that tests of the server use in addition to those of the extra `test`: clients, a load
+# generator, Ray Serve and Kubernetes' schemas. They are in no extra, because some need versions of
+# packages that conflict with the extra `dev`.
 CLIENTS = (
     *("guidellm>=0.8", "kubernetes-validate>=1.37", "langchain-openai>=1", "litellm>=1.80"),
     *("lm-eval[api,hf]>=0.4.13", "ray[serve]>=2.60"),
@@ -248,8 +249,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @nox.session
 def clients(session: nox.Session) -> None:
-    """Tests the server with public clients, Ray Serve, Kubernetes' schemas and the page in
-    Chromium, which must be installed (Debian: `apt-get install chromium`).
+    """Tests the server with public clients, Ray Serve and Kubernetes' schemas, and its web page in
+    Chromium. Chromium must be installed (Debian: `apt-get install chromium`).
     """
     if not any(map(shutil.which, BROWSERS)):
         session.error(f"no Chromium on this machine (looked for {', '.join(BROWSERS)}); install it")
@@ -273,8 +274,8 @@ def onnx(session: nox.Session) -> None:
 
 @nox.session
 def torch_operators(session: nox.Session) -> None:
-    """Compares ark with torch's samples of its operators (OpInfo) and with five models, on the CPU;
-    a difference fails.
+    """Compares results of ark with those of torch on the CPU, for the samples of operators that
+    torch provides (OpInfo) and for five models. Fails if results differ.
     """
     session.install("-e", ".[dev]", "onnxscript>=0.5")
     session.run("python", "-m", "tests.interop.models")
@@ -290,8 +291,8 @@ def training(session: nox.Session) -> None:
 
 @nox.session
 def plan_fuzz(session: nox.Session) -> None:
-    """Gives the verifier 10,800 mutated plans (`nox`: 900). Gives planner, verifier and the
-    brute-force check 12 times as many random graphs as `nox`.
+    """Tests the verifier with 10,800 mutated plans (`nox`: 900), and the planner, the verifier and
+    the brute-force check of plans with 12 times as many random graphs as `nox`.
     """
     session.install("-e", ".[dev]")
     environment = {"ARK_PLAN_MUTATIONS": "12", "ARK_SLOW_TESTS": "1"}
@@ -314,8 +315,8 @@ def training_ranks(session: nox.Session) -> None:
     script = ("python", "examples/train/ranks.py", "--vs", "torch")
     for ranks in ("1", "2", "4"):
         for plan in TRAINED:
-            # The plan 3f1b has recycled passes, with which torch's result depends on the order of
-            # sums: it differs by 4e-4 at the 82nd step
+            # The plan 3f1b runs several forward passes per step. With these, torch's own loss
+            # depends on the order of sums: it differs by 4e-4 at the 82nd step
             # (test_recycled_passes_spread_in_torch_itself).
             steps = "50" if plan == "3f1b" else "100"
             session.run(*script, "--steps", steps, "--plan", plan, "--ranks", ranks)
