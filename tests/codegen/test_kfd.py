@@ -149,8 +149,8 @@ def test_the_drivers_number_of_a_gpu_is_found_by_its_place(tmp_path: Path) -> No
     _node(tmp_path, 2, 4712, 0x2A08)
     assert kfd.gpu_id((0, 0x29, 0), tmp_path) == 4711
     assert kfd.gpu_id((0, 0x2A, 1), tmp_path) == 4712
-    with pytest.raises(SystemError, match="0 GPUs at PCI 0000:2b:00"):
+    with pytest.raises(SystemError, match=r"0000:2b:00 in .*, found 0"):
         kfd.gpu_id((0, 0x2B, 0), tmp_path)
     _node(tmp_path, 3, 4713, 0x2A08)  # partitions of one GPU
-    with pytest.raises(SystemError, match="2 GPUs"):
+    with pytest.raises(SystemError, match="found 2"):
         kfd.gpu_id((0, 0x2A, 1), tmp_path)

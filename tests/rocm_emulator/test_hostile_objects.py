@@ -184,7 +184,7 @@ def test_impossible_kernel_descriptors_are_reported(name: str) -> None:
 def test_more_registers_than_there_are() -> None:
     data = build("gfx942", {"k": Case("v_mov_b32_e32 v40, v10", 1)})
     at = data.index(b".vgpr_count\xcc\xc0")
-    with pytest.raises(core().Error, match="wants 65472 vector registers"):
+    with pytest.raises(core().Error, match="needs 65472 vector registers"):
         core().CodeObject(data[: at + 11] + b"\xcd\xff\xc0" + data[at + 14 :])
 
 

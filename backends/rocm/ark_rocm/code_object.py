@@ -41,7 +41,7 @@ class _Metadata(msgspec.Struct, frozen=True):
 def _metadata(elf: bytes) -> bytes:
     """Decodes the metadata note. Raises ValueError if the code object has none."""
     if not elf.startswith(_MAGIC):
-        raise ValueError("it is not an ELF file of 64 bits")
+        raise ValueError("it is not a 64-bit ELF file")
     (table,) = struct.unpack_from("<Q", elf, 40)
     size, count = struct.unpack_from("<HH", elf, 58)
     for index in range(count):

@@ -186,7 +186,9 @@ class Device:
         yet.
         """
         if stream is not None:
-            raise InvalidUsageError("a loop kernel on AMD devices runs on its own stream only")
+            raise InvalidUsageError(
+                "on AMD GPUs a launch always uses ark's own stream; omit the argument stream"
+            )
         assert isinstance(program, Program)
         self._select()
         self._returned.settle()
@@ -208,10 +210,10 @@ class Device:
         )
         if blocks * self.machine.processors < grid.processors:
             raise SystemError(
-                f"the plan has {grid.processors} processors of {grid.threads} threads and "
-                f"{grid.shared_bytes} bytes of shared memory, but AMD GPU {self.index} holds only "
-                f"{blocks} such blocks on each of {self.machine.processors} compute units at "
-                f"once; plan for this machine"
+                f"the plan has {grid.processors} blocks, each of {grid.threads} threads and "
+                f"{grid.shared_bytes} bytes of shared memory; they must run at once, but AMD GPU "
+                f"{self.index} can run only {blocks} such blocks on each of its "
+                f"{self.machine.processors} compute units; plan for this machine"
             )
 
     def copies(self) -> Copies:

@@ -121,8 +121,8 @@ def failure(name: str, code: Any, doing: str = "") -> BaseError:
 
 
 def device_properties(hip: Any, index: int) -> Any:
-    """hipDeviceProp_t of a device. hip-python 10 returns the structure; versions 6 and 7 fill in
-    one that is passed.
+    """The hipDeviceProp_t structure of a device. hip-python 10 returns a new structure; versions 6
+    and 7 fill in one that the caller passes.
     """
     try:
         return call("hipGetDeviceProperties", hip.hipGetDeviceProperties, index)

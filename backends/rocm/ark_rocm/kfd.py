@@ -105,7 +105,8 @@ def gpu_id(location: tuple[int, int, int], nodes: Path = NODES) -> int:
                 matching.append(number)
     if len(matching) != 1:
         raise SystemError(
-            f"{nodes} has {len(matching)} GPUs at PCI {domain:04x}:{bus:02x}:{device:02x}, not one"
+            f"expected one GPU at PCI address {domain:04x}:{bus:02x}:{device:02x} in {nodes}, "
+            f"found {len(matching)}"
         )
     return matching[0]
 

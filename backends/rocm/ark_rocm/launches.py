@@ -30,7 +30,7 @@ class Launch:
     def __init__(
         self, hip: Any, index: int, stream: Any, program: Program, params: bytes, grid: Grid
     ) -> None:
-        """The device `index` must be the calling thread's current one."""
+        """Starts the kernel. The device `index` must be the calling thread's current device."""
         self._hip, self._index = hip, index
         self._params = ctypes.create_string_buffer(params, len(params))
         self._begin = call("hipEventCreate", hip.hipEventCreate)

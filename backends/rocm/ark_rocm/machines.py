@@ -195,7 +195,8 @@ def machine(name: str, model: Model) -> Machine:
 def opened(
     name: str, arch: str, processors: int, shared_bytes: int, memory: int, peer_stores: bool = False
 ) -> Machine:
-    """The model of an opened device; speeds come from the nearest product of its architecture.
+    """The model of an opened device. Its counts are those of the device; its speeds are those of a
+    named product of the same architecture.
 
     peer_stores: True if the device's links to other devices support only loads and stores, not
     read-modify-write.

@@ -54,9 +54,8 @@ def open_handle(hip: Any, index: int, handle: bytes) -> Mapped:
     raw, about = handle[:_IPC_BYTES], json.loads(handle[_IPC_BYTES:])
     if about["host"] != socket.gethostname():
         raise SystemError(
-            f"a peer's memory lies on {about['host']}, this rank runs on "
-            f"{socket.gethostname()}; memory of another machine cannot be mapped: run these "
-            f"ranks on one machine"
+            f"memory of a peer on the machine {about['host']} cannot be mapped on "
+            f"{socket.gethostname()}, where this rank runs; run both ranks on one machine"
         )
     if about["pid"] == os.getpid():
         _reach(hip, index, int(about["device"]))

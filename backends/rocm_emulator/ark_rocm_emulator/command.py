@@ -79,7 +79,7 @@ def sizes(text: str) -> tuple[int, int, int]:
     """Parses a grid or a block of the form `X,Y,Z`; missing sizes are 1."""
     words = text.split(",")
     if len(words) > 3 or not all(w.isdecimal() and 0 < int(w) < 1 << 32 for w in words):
-        raise argparse.ArgumentTypeError(f"{text!r} is not X,Y,Z of positive numbers")
+        raise argparse.ArgumentTypeError(f"expected sizes X[,Y[,Z]] of at least 1, got {text!r}")
     x, y, z = (*map(int, words), 1, 1)[:3]
     return x, y, z
 

@@ -114,7 +114,7 @@ def parse_request(request: str) -> tuple[str, int] | None:
     arch, count = (match[1], int(match[2] or 1)) if match else ("", 0)
     if arch not in (*TARGETS, *TIMED) or not 1 <= count <= 64:
         raise InvalidUsageError(
-            f"{VARIABLE}={request} is not a device that can be emulated. Expected "
+            f"{VARIABLE}={request} cannot be emulated. Expected "
             f"emulated:<arch>[,<count>] with arch one of {', '.join(TARGETS)}, or one of "
             f"{', '.join(TIMED)} (times are predicted), and 1 to 64 devices."
         )

@@ -44,8 +44,7 @@ def _bytes(sig: Signature, machine: Machine) -> int:
 
 def _ahead(sig: Signature, machine: Machine) -> int:
     """The number of loads of keys that a wave keeps in flight. It is at most the number that a full
-    cache needs. Otherwise a wave would compute results of loads beyond the end of the cache in
-    vain.
+    cache needs, because a wave also computes scores of loads beyond the end of the cache.
     """
     p, cache = sig.read(AttentionParams), sig.operands[1]
     positions = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
@@ -93,8 +92,8 @@ class OneRow(Body):
 
 
 class OneRowTiles(Body):
-    """Attention of one query row, in tiles of one row, over a cache that is read in place. Used for
-    attention with a window, or over few positions.
+    """The task kind attention_tiles for tiles of one query row, over a cache that is read in place.
+    The planner uses it for attention with a window, or over few positions.
     """
 
     kind = "attention_tiles"

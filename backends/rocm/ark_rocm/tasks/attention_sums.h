@@ -49,8 +49,8 @@ ARK_DEVICE ark_u32x4 ark_piece_at(const T* p) {
   return *(const ark_global<ark_u32x4>*)p;
 }
 
-// Sums v over the lanes with the same position in their group of GROUP lanes, within each half of
-// 32 lanes. Each lane gets the sum for its position.
+// Sums v within each half of 32 lanes, over the lanes with equal index in their group of GROUP
+// neighbouring lanes. Every lane gets the sum for its index.
 template <int GROUP>
 ARK_DEVICE float ark_half_sum(float v) {
   if (GROUP <= 4) v += ark_row_move<0x124>(v);  // row_ror 4

@@ -2,8 +2,8 @@
 // among the waves as in linear.h. A lane loads 16 bytes of codes, and their scale by a second load.
 
 // A lane's elements of the input for one part of a row, in registers. Of four neighbouring
-// elements, the two even ones form one vector and the two odd ones another. The bytes of fp4
-// weights contain codes in this order.
+// elements, those with even index form one vector and those with odd index another. This is the
+// order of the codes in the bytes of fp4 weights.
 template <int OWN>
 struct ArkSplitInput {
   typedef float Two __attribute__((ext_vector_type(2)));

@@ -295,9 +295,9 @@ struct ArkStep {
 // buffers, the next step is stored while slow waves still multiply the current one.
 //
 // If blocks do not divide evenly among waves, a wave without a last block multiplies the tile's
-// last block again and does not store the sums. A test would create several paths through the loop,
-// and on such paths clang 22 omits wait states after matrix instructions
-// (docs/history/emulator.md).
+// last block again and does not store the sums. It does not skip the multiplication, because a
+// branch would create several paths through the loop, and clang 22 omits wait states after matrix
+// instructions on such paths (docs/history/emulator.md).
 template <int TM, int TN, int WAVES_M, int WAVES_N, int BUFFERS, bool A_ALONG_K, bool B_ALONG_K,
           typename A, typename B, class End>
 ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide<B>& b,

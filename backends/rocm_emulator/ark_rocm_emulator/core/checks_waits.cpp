@@ -34,8 +34,8 @@ void check_operand(Wave& w, const Inst& i, const Operand& operand) {
   }
 }
 
-// True if an instruction may overwrite a register that an earlier load is still writing. Loads of
-// one kind return in order, so the later load's value remains.
+// True if a load may overwrite a register that an earlier load has not written yet. Loads of the
+// same kind return in order, so the register ends up with the later load's value.
 bool returns_in_order(const Wave& w, const Inst& i) {
   if (i.dst[0].kind != Kind::Vgpr || i.dst[0].reg >= w.checks->vgprs.size()) return false;
   const RegisterPending& p = w.checks->vgprs[i.dst[0].reg];

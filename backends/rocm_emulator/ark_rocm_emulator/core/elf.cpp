@@ -220,11 +220,12 @@ void load_relocations(const File& file, ElfFile& out) {
   }
 }
 
-// Checks the sizes and counts of a kernel on which a launch relies.
+// Checks a kernel's sizes and counts, such as LDS bytes and registers, so that a launch can rely on
+// them.
 void check_kernel(const KernelInfo& kernel, const KernelDescriptor& descriptor) {
   const auto wrong = [&kernel](const char* what, uint64_t value, uint64_t most) {
-    bad("kernel '" + kernel.name + "' wants " + std::to_string(value) + " " + what +
-        "; the most are " + std::to_string(most));
+    bad("kernel '" + kernel.name + "' needs " + std::to_string(value) + " " + what +
+        "; at most " + std::to_string(most) + " are allowed");
   };
   const auto within = [&wrong](const char* what, uint64_t value, uint64_t most) {
     if (value > most) wrong(what, value, most);

@@ -125,8 +125,8 @@ void register_movrel(Ops& ops) {
   });
 }
 
-// s_set_gpr_idx_on: bits 7:0 of M0 get an index, and bits 15:12 select the operands to whose
-// register numbers it is added.
+// s_set_gpr_idx_on: stores an index in bits 7:0 of M0. Bits 15:12 select the operands of later
+// instructions to whose register numbers the index is added.
 void register_gpr_index(Ops& ops) {
   ops.add("s_set_gpr_idx_on", "=b32", [](Wave& w, const Inst& i) {
     const uint32_t enabled = (i.words[0] >> 8) & 15;

@@ -53,8 +53,9 @@ struct Grid {
   Grid(Memory& memory, const LaunchDesc& launch);
   ~Grid();
 
-  // Checks the launch, lays out kernel arguments and scratch for `resident` workgroups. Throws
-  // Fault (BadLaunch) when they do not fit.
+  // Checks the launch, and allocates kernel arguments, registers and scratch memory for `resident`
+  // workgroups, which exist at the same time. Throws Fault (BadLaunch) if the launch is invalid or
+  // memory is too small.
   void prepare(uint32_t resident);
   // Creates every workgroup; afterwards step() runs slices of waves until the grid has ended.
   void populate();
@@ -64,7 +65,8 @@ struct Grid {
   // Runs the grid until it ends, a fault or a deadlock occurs, or `cancel` is set.
   void run(const std::atomic<bool>& cancel, const std::function<bool()>& hook);
 
-  // True if no workgroup can see another one's effects before the grid ends.
+  // True if no workgroup can see effects of another workgroup before the grid ends, so that they
+  // may run one after another.
   bool independent() const;
   // True when no byte has changed for so long that a deadlock is likely.
   bool quiet() const { return clock - last_change >= 100000 + 2000 * live_waves; }

@@ -38,7 +38,7 @@ def _kind(inst: Instruction) -> str:
 
 
 def slots(mnemonic: str, arch: str) -> int:
-    """The issue slots of four cycles for which an instruction keeps its unit busy."""
+    """The number of issue slots, of four cycles each, that an instruction keeps its unit busy."""
     if mnemonic.startswith("v_wmma"):
         return _WMMA_SLOTS
     shape = _SHAPE.search(mnemonic)
