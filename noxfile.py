@@ -227,8 +227,8 @@ def access_sweep(session: nox.Session) -> None:
 
 @nox.session
 def fuzz(session: nox.Session) -> None:
-    """Gives ark hostile plans, checkpoints, topologies and other inputs for 5 minutes, or for the
-    time that `-- --seconds N` sets.
+    """Tests ark with hostile plans, checkpoints, topologies and other inputs for 5 minutes, or for
+    the time that `-- --seconds N` sets.
 
     Findings are written to fuzz-findings/; any finding fails the session.
     """
@@ -324,8 +324,8 @@ def training_ranks(session: nox.Session) -> None:
 
 @nox.session
 def shim(session: nox.Session) -> None:
-    """Runs the suite's synchronising kernels and the doctor's kernels as HIP source on an NVIDIA
-    GPU; needs cuda:1.
+    """Compiles HIP source for an NVIDIA GPU and runs it there: the kernel suite's kernels that
+    synchronise, and the kernels of `ark doctor`. Needs an NVIDIA GPU.
     """
     session.install("-e", ".[dev]")
     tests = [f"tests/rocm_emulator/test_shim_{name}.py" for name in ("gpu", "doctor")]

@@ -43,8 +43,8 @@ SQUARE = re.compile(r"matmul-(\d+)x\1x\1-(.*)")  # matches the name of a case wi
 
 
 def distinct(cases: Sequence[OpCase]) -> list[OpCase]:
-    """The cases that have different bodies (device functions). Of square products with the same
-    types and transposes, and of the LSTMs, only the smallest is kept.
+    """One case for each device function. Of square products with the same types and transposes, and
+    of the LSTMs, only the smallest case is kept.
     """
     cases_by_name: dict[str, OpCase] = {}
     for case in sorted(cases, key=lambda c: sum(map(math.prod, c.shapes))):

@@ -1,4 +1,5 @@
-"""Times the synthesis of collectives and prints a line per case. Usage: `python bench/comm.py`.
+"""Times how long ark takes to synthesise algorithms for collectives, and prints a line per case.
+Usage: `python bench/comm.py`.
 
 Each case runs in a new process. So times do not depend on caches that other cases filled, and
 memory is measured per case. The time of imports is not counted. `--flows` compares maximum-flow
@@ -98,8 +99,8 @@ def _measure(case: str) -> None:
 
 
 def _flows() -> None:
-    """Prints the microseconds of a maximum flow from the source to one rank, for the solvers that
-    Python can call.
+    """Prints the microseconds that each solver takes for a maximum flow from the source to one
+    rank. The solvers are those that Python can call.
     """
     for name, scale, arc in (("a100x2", 3, 5 * 13), ("a100x16", 3, 5)):
         net = network(named(name))

@@ -60,8 +60,8 @@ def planned(shape: Shape, backend: Backend, device: Device) -> Plan:
 def loaded(
     plan: Plan, backend: Backend, device: Device, weights: dict[str, np.ndarray]
 ) -> Executor:
-    """Loads a plan with these weights, whose names are the same in both plans, and random
-    caches.
+    """Loads a plan with the given weights and random caches. Weights have the same names in the
+    plans with and without the engine.
     """
     begin = time.perf_counter()
     executor = Executor(plan, backend, device)
@@ -143,8 +143,8 @@ class Watched:
 
 @contextmanager
 def watched_launches() -> Iterator[list[tuple[int, float]]]:
-    """Records the iterations and the device milliseconds of each launch in this block. Only
-    launches in which the first row produced tokens in most iterations count.
+    """Records the iterations and the device milliseconds of each launch in this block. Launches are
+    omitted if the first row produced tokens in only a few of their iterations.
     """
     launches: list[tuple[int, float]] = []
     end = Launched.end

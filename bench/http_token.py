@@ -72,7 +72,9 @@ def client_s(address: tuple[str, int], tokens: int) -> float:
 
 
 def mean_gap(times: list[float], tokens: int) -> float:
-    """Mean seconds between tokens. Several tokens may have arrived at the same time."""
+    """Mean seconds per token after the first one. times: when each event arrived; an event may have
+    several tokens.
+    """
     if len(times) < 2:
         raise SystemExit(f"{len(times)} events arrived for {tokens} tokens")
     return (times[-1] - times[0]) / (tokens - 1)

@@ -1,7 +1,7 @@
 """Measures the ROCm emulator's speed in wave-instructions per second, by kind of code.
 
 ``PYTHONPATH=.:backends/rocm_emulator python bench/rocm_emulator.py``; one thread is timed by its
-CPU time (the best of three). All cores are timed by the wall clock, for which the machine must be
+CPU time (the best of three runs), all cores by wall-clock time, for which the machine must be
 otherwise idle. The figures are those of an interpreter on this CPU and say nothing about a GPU.
 """
 

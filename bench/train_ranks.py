@@ -150,8 +150,8 @@ class Step:
 
 
 def own_plan(result: RankGraphs, rank: int, machine: Machine, args: argparse.Namespace) -> Plan:
-    """The rank's plan, verified together with those of the other ranks. With --plans, it is read
-    from that folder if it is there; otherwise it is planned and stored there.
+    """The rank's plan, verified together with those of the other ranks. With --plans FOLDER, the
+    plan is read from FOLDER if it is stored there, and otherwise made and stored there.
     """
     kept = args.plans and args.plans / f"{args.plan}.{rank}.json"
     if kept and kept.exists():

@@ -207,9 +207,9 @@ def perftest(hosts: Hosts, test: str, nbytes: int, count: int) -> tuple[float, f
 def both_ends(
     hosts: Hosts, nbytes: int
 ) -> Iterator[tuple[Callable[..., float], Callable[[], int]]]:
-    """Starts two connected processes. Yields a function that lets one of them (by default the
-    first) measure something, and a function that returns the number of segments that TCP has sent
-    in both directions.
+    """Starts two connected processes. Yields two functions. The first asks one of the processes (by
+    default the first) for a measurement. The second returns the number of TCP segments that were
+    sent in both directions.
     """
     words = [str(Path(__file__).resolve()), "--end", "--bytes", str(nbytes)]
     sides = [

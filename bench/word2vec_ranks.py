@@ -102,7 +102,9 @@ def on_a_rank(folder: str, backend: str, options: word2vec.Options, out: str) ->
 
 
 def sent(options: word2vec.Options, world: int) -> int:
-    """Bytes that a rank sends to each peer in an iteration: numbers of rows, and their steps."""
+    """Bytes that a rank sends to each peer in an iteration. For each changed row it sends the row's
+    number and the change.
+    """
     blocks = options.chunk // options.block
     rows = blocks * (options.block + 2 * options.window) + options.chunk + blocks * options.noise
     return options.chunks * rows * (4 + 4 * options.size) if world > 1 else 0

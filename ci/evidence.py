@@ -188,7 +188,7 @@ def read(path: Path) -> Result:
         raise ValueError(f"{path.name}: the counts do not add up; run ci/evidence.py again")
     if result.total.failed:
         raise ValueError(
-            f"{path.name}: {result.total.failed} tests failed; fix them and run it again"
+            f"{path.name}: {result.total.failed} tests failed; fix them and run this row again"
         )
     return result
 

@@ -253,8 +253,8 @@ def lanes_of(row: Mapping[str, Any]) -> int:
 
 
 def known_peers(before: Figures, runs: Iterable[Results]) -> dict[str, tuple[Figure, Results]]:
-    """The figures that have a peer's time, by name, each with the run that measured it. Of several
-    runs, the last counts.
+    """The figures that have a peer's time, by name. Each is returned with the run that measured it,
+    or the last one of several.
     """
     return {
         f.figure: (f, run)

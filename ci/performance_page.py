@@ -206,7 +206,7 @@ def _table(row: Row, kind: str, title: str) -> Iterator[str]:
 
 
 def _sweep_summary(row: Row) -> Iterator[str]:
-    """A sentence about the sweep, whose table is a page of its own."""
+    """A sentence that summarises the sweep and links to the page with its table."""
     rows = row.kind("sweep")
     ratios = [f.ratio for f in rows if f.ratio]
     if ratios:

@@ -127,8 +127,8 @@ def api() -> str:
 
 
 def members(package: str) -> list[str]:
-    """The full names of the classes and functions in a package's `__all__`: the module that defines
-    each, and its name there.
+    """The full names of the classes and functions in a package's `__all__`, each with the module
+    that defines it.
     """
     module = import_module(package)
     objects = [getattr(module, name) for name in sorted(module.__all__) if _shown(module, name)]

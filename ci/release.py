@@ -41,8 +41,8 @@ def _entries(section: str) -> dict[str, str]:
 
 
 def cut(changelog: str, released: str, date: str) -> str:
-    """The changelog after a release: unreleased entries are moved in front of the entries that the
-    version already has.
+    """The changelog after a release. Unreleased entries become entries of the version, before those
+    that it already has.
     """
     head, *sections = re.split(r"^## ", changelog, flags=re.M)
     moved = [s for s in sections if s.startswith(("Unreleased\n", f"{released} - "))]

@@ -34,7 +34,9 @@ class Predictions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Published:
-    """A published time, rate or bandwidth: one figure, or two that it lies between."""
+    """A published time, rate or bandwidth: one figure (least equals most), or the two ends of a
+    range.
+    """
 
     key: str
     subject: str

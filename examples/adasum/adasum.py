@@ -33,9 +33,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 
 
 def pair(a: Any, b: Any, dots: Any, scales: Any) -> Any:
-    """Adasum of two tensors, a - (a.b / 2 a.a) a + b - (a.b / 2 b.b) b. A tensor of zeros changes
-    nothing. dots (3,): a.b, a.a, b.b of the vectors over their scales. scales (2,): the largest
-    magnitudes of a and b.
+    """Adasum of two tensors, a - (a.b / 2 a.a) a + b - (a.b / 2 b.b) b; if one is zero, the other
+    one. scales (2,): the largest magnitudes of a and b. dots (3,): a.b, a.a and b.b, computed from
+    a and b divided by their scales.
     """
 
     def along(vector: Any, own: Any, other: Any, norm: Any) -> Any:
@@ -50,7 +50,9 @@ def pair(a: Any, b: Any, dots: Any, scales: Any) -> Any:
 
 
 def unit(vector: Any, scale: Any) -> Any:
-    """The vector over its largest magnitude, so that products neither overflow nor vanish."""
+    """The vector divided by `scale`, its largest magnitude, so that products of elements neither
+    overflow nor vanish.
+    """
     return ark.div(vector, ark.where(ark.greater(scale, 0.0), scale, 1.0))
 
 
@@ -60,7 +62,7 @@ def magnitudes(a: Any, b: Any) -> Any:
 
 
 def products(a: Any, b: Any, scales: Any) -> Any:
-    """The dot products a.b, a.a and b.b of two vectors over their scales, (3,)."""
+    """The dot products a.b, a.a and b.b (3,) of two vectors that are divided by their scales."""
     a, b = unit(a, scales[0:1]), unit(b, scales[1:2])
     return ark.concat([ark.reduce_sum(ark.mul(x, y), 0) for x, y in ((a, b), (a, a), (b, b))], 0)
 
@@ -80,8 +82,8 @@ def tree(every: Sequence[Any]) -> Any:
 
 
 def over_group(own: Any, rank: int, world: int, group: int, reduction: str) -> Any:
-    """The reduction of the values of the ranks of a group. All groups are reduced at once: each has
-    a row, and a rank's rows for other groups are 0.
+    """The reduction of the ranks' values within a group of ranks. All groups are reduced by one
+    collective, whose tensor has a row for each group; a rank's rows for other groups are 0.
     """
     count = own.shape()[0]
     rows = [ark.zeros([count], ark.fp32)] * (world // group)
@@ -135,7 +137,7 @@ class Curves:
 def learner(
     method: str, optimizer: str, given: dict[str, Any], curves: Curves, rank: int, world: int
 ) -> list[Any]:
-    """Adds a perceptron that learns by these combined steps; returns its weights."""
+    """Adds a perceptron that learns with the given method and optimizer. Returns its weights."""
     name = f"{optimizer} {method}"
     weights = [ark.parameter([HIDDEN, PIXELS]), ark.parameter([CLASSES, HIDDEN])]
 
@@ -248,8 +250,8 @@ def work(
 
 
 def drawn(kept: dict[str, np.ndarray], world: int, optimizers: Sequence[str]) -> str:
-    """An SVG with the accuracy by method and, layer by layer, how orthogonal the ranks'
-    steps are.
+    """An SVG with plots of the accuracy by method and of how orthogonal the ranks' steps are, for
+    each layer.
     """
     at = range(len(next(iter(kept.values()))))
     panels = [

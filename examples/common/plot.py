@@ -13,7 +13,9 @@ WIDTH, HEIGHT, COLUMNS = 210, 130, 3
 
 @dataclass
 class Panel:
-    """One plot. curves: (x, y) by label. low, high: the ends of the y axis."""
+    """One plot. curves: the x and y values of each curve, by its label. low, high: the ends of the
+    y axis.
+    """
 
     title: str
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]

@@ -82,7 +82,9 @@ def looked_up(codes: Any, table: Any, scales: Any = None) -> Any:
 
 
 def formulas(rows: int, d: int) -> float:
-    """The factor by which the tables reduce the number of operations: d rows / (2^(4 d) + rows)."""
+    """The factor by which table look-up reduces the number of operations: d rows / (2^(4 d) +
+    rows).
+    """
     return d * rows / (2 ** (WEIGHT_BITS * d) + rows)
 
 

@@ -67,8 +67,8 @@ def draw(
 ) -> tuple[Problems, np.ndarray, np.ndarray]:
     """Noisy observations of one scene, and the true A and p.
 
-    Every point has a covariance of its own, about sigma squared, with correlations in r, in b and
-    between the two.
+    Every point has a different covariance, of about sigma squared, with correlations within r,
+    within b and between r and b.
     """
     random = np.random.default_rng(seed)
     scene = random.uniform(-1, 1, (points, 3))
@@ -85,8 +85,8 @@ def draw(
 
 
 def kabsch(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Initial poses (7, batch), as quaternion and position: the least squares of second - A first
-    without covariances (Kabsch 1976).
+    """Initial poses (7, batch), as quaternion and position: the least-squares solutions for second
+    = A first + p without covariances (Kabsch 1976).
     """
     r, b = (np.moveaxis(a, -1, 0).astype(np.float64) for a in (first, second))
     mean_r, mean_b = r.mean(2, keepdims=True), b.mean(2, keepdims=True)
@@ -114,7 +114,9 @@ def iteration(
 
 
 def usable(problems: Problems, status: np.ndarray) -> Problems:
-    """The problems, in which problems without a solution are replaced by harmless numbers."""
+    """The problems, in which the data of problems without a solution are replaced by numbers with
+    which the iterations cannot fail.
+    """
     kept = status == Status.SOLVED
     triangle = np.eye(6, dtype=np.float32)[ROW, COLUMN][:, None, None]
     return replace(
@@ -126,8 +128,8 @@ def usable(problems: Problems, status: np.ndarray) -> Problems:
 
 
 def solve(problems: Problems, repeats: int = 1, steps: int = MAX_STEPS) -> tuple[Poses, float]:
-    """The poses after at most `steps` iterations, and the seconds of a launch, the least of
-    `repeats`. Compilation and the initial poses are not included.
+    """The poses after at most `steps` iterations, and the seconds of the fastest of `repeats`
+    launches. The time does not include compilation and the computation of the initial poses.
     """
     _, points, batch = problems.first.shape
     status = before(problems.first, problems.second, problems.covariance)

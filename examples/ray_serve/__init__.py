@@ -199,8 +199,8 @@ def lost() -> ApiError:
 
 
 def prompt_of(body: bytes) -> str:
-    """The prompt in a request's body; empty if it cannot be read. ark's own routes refuse faulty
-    requests.
+    """The prompt in a request's body; empty if it cannot be read. The replica refuses invalid
+    requests later.
     """
     try:
         asked = msgspec.json.decode(body)

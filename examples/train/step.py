@@ -176,8 +176,8 @@ class Builder:
         return loss
 
     def forward(self, block: str, h: Any, tokens: Any, recycled: Any, used: dict[str, Any]) -> Any:
-        """The result of a block for the previous block's result `h`. Adds the block's parameters to
-        `used`.
+        """The result of a block. h: the previous block's result. used: the parameters that were
+        read so far, to which the block's parameters are added.
         """
         if h is None:
             h = ark.matmul(tokens, self.weight("embedding", used))
@@ -233,8 +233,8 @@ class Builder:
     def update(
         self, graph: Graph, block_gradients: dict[str, list[tuple[str, Any]]], losses: Sequence[Any]
     ) -> None:
-        """Adds AdamW. Each parameter is updated on the first stage that uses it; the embedding, if
-        it has its own block, on the last stage, where the loss is kept too.
+        """Adds AdamW. Each parameter is updated on the first stage that uses it. If the embedding
+        has a separate block, it is updated on the last stage. The loss is also on the last stage.
         """
         c, last = self.c, str(self.shape.stages - 1)
         with graph.scope(f"u{last}"):

@@ -33,8 +33,9 @@ class Corpus:
     def of(cls, texts: Sequence[Sequence[str]], least: int = 5, sample: float = 1e-3) -> Corpus:
         """Makes a corpus from texts.
 
-        least: words that occur less often are dropped. sample: words whose share of the text is
-        larger are dropped at random (Mikolov et al., 2013, section 2.3, in the form of their code).
+        least: words that occur less often than this are dropped. sample: words whose share of the
+        text is larger than this are dropped at random (Mikolov et al., 2013, section 2.3; with the
+        formula of their code).
         """
         counts = Counter(word for text in texts for word in text)
         vocabulary = [w for w, n in counts.most_common() if n >= least]
