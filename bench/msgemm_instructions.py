@@ -36,8 +36,8 @@ WIDTHS = {"64": 2, "128": 4}  # elements that one instruction moves
 
 
 def methods(rows: int, k: int, columns: int) -> dict[str, Build]:
-    """For each method, its name and the program of a product of weights (rows, k), quantised in
-    groups of 48, with x (k, columns).
+    """The programs of the methods, by the method's name. Each multiplies weights (rows, k),
+    quantised in groups of 48, by x (k, columns).
     """
     weight, x, scales = msgemm.draw(rows, k, columns, 48)
     methods_by_name = {"multiplied": msgemm.by_multiplying(weight, x, scales)}

@@ -57,8 +57,9 @@ with contextlib.closing(backend.open(0)) as device:
 
 
 def figures(checkout: Path, backend: str, peer: bool, names: list[str]) -> dict[str, Any]:
-    """Measures ops with the ark of a checkout, in a separate process. Returns for each case, by
-    name, ark's seconds, torch's seconds, the distance between the results, and the error.
+    """Measures ops with the version of ark in `checkout`, in a separate process. Returns for each
+    case, by name: ark's seconds, torch's seconds, the distance between their results, and an error
+    message if the case failed.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     roots = [checkout, *sorted(p for p in (checkout / "backends").iterdir() if p.is_dir())]

@@ -235,7 +235,7 @@ def _word(text: object) -> str:
 
 
 def tree_digest(*folders: str) -> str:
-    """A hash of the source files in ark/, backends/ and further folders of the tree."""
+    """A hash of the source files in ark/, backends/ and the given folders of the repository."""
     digest = hashlib.sha256()
     for folder in ("ark", "backends", *folders):
         for path in sorted((ROOT / folder).rglob("*")):

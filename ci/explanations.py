@@ -96,7 +96,7 @@ def token() -> Picture:
 
 
 def iteration() -> Picture:
-    """Two iterations of three processors, and the barrier between them."""
+    """Draws two iterations on three processors, and the barrier between the iterations."""
     p = Picture("Two iterations on three processors; counter 0 opens the second", 330)
     lanes = (("processor 0", (90, 70)), ("processor 1", (120, 60)), ("processor 2", (60, 90)))
     p.text(110, 24, "iteration i")

@@ -79,8 +79,8 @@ def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 @dataclass
 class Run:
     """The state of one call of this script for a row. runs: all measurements, including those of a
-    resumed run. failed: for each figure how its process ended. lanes: the number of benches that
-    run side by side.
+    run that this one resumes. failed: for each failed figure, how its process ended. lanes: the
+    number of benches that run side by side.
     """
 
     row: dict[str, Any]

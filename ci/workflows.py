@@ -27,7 +27,7 @@ def _row(row: dict[str, Any], more: str = "") -> str:
 
 
 def hosted(row: dict[str, Any]) -> bool:
-    """True if a runner of the hosting service runs this row."""
+    """True if this row is run by a runner of GitHub, not by a self-hosted one."""
     return bool(row["runner"][0] != "self-hosted")
 
 

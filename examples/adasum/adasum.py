@@ -119,7 +119,7 @@ def halving(own: Any, rank: int, world: int, tag: int) -> Any:
 
 
 class Curves:
-    """Values of every step, recorded on the device."""
+    """Records values of every training step on the device, as curves."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.at = steps, ark.tensor([1], ark.int32)

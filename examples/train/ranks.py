@@ -117,7 +117,9 @@ def train_rank(
 def torch_losses(
     c: Config, given: dict[str, np.ndarray], tokens: np.ndarray, steps: int, passes: int = 1
 ) -> list:
-    """The losses of the same training with transformers' Llama and torch's AdamW, in fp32."""
+    """The losses of each step when transformers' Llama and torch's AdamW do the same training, in
+    fp32.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -206,7 +206,7 @@ def save(directory: Path, model: LlamaForCausalLM, tokenizer: Tokenizer, config:
 
 
 def print_samples(model: LlamaForCausalLM, tokenizer: Tokenizer, tokens: int, seed: int) -> None:
-    """Prints greedy and temperature 0.8 continuations of each prompt."""
+    """Prints two continuations of each prompt: a greedy one, and one sampled at temperature 0.8."""
     model.eval()
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt).ids], device=model.device)

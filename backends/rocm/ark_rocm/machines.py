@@ -84,8 +84,8 @@ TILE = (128, 128)  # of a matmul; two steps of both sides need 40 KB of shared m
 # Rows of an attention tile, by kind of matrix unit. Each of the 8 waves computes as many rows as a
 # block of the matrix unit has.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}
-# Tiles (rows, columns) of products of 16-bit types on gfx942, each with the share of its loop's
-# issue slots that matrix instructions take.
+# Large tiles for products of 16-bit types: rows, columns, and the share of the issue slots of the
+# tile's loop that matrix instructions take on gfx942.
 LARGE_TILES = ((256, 256, 0.9), (256, 128, 0.86), (128, 256, 0.86), (128, 128, 0.79))
 
 UNIT_TILES = UnitTiles(block=16, least_columns=32, parts=(2, 3, 4, 6, 8, 12, 16))

@@ -144,8 +144,8 @@ struct ArkAttentionUnits {
 };
 
 // Interleaves reads of operands from shared memory with products: FEW operands are read while the
-// previous FEW are multiplied. The compiler may move vector instructions freely, and global loads
-// if LOADS is true.
+// previous FEW are multiplied. The compiler may move vector instructions across these reads and
+// products, and also global loads if LOADS is true.
 template <int COUNT, int FEW, bool LOADS, class Read, class Multiply>
 ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multiply) {
   ark_unit_part parts[2][FEW];

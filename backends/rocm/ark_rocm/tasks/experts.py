@@ -70,7 +70,9 @@ class Scaled:
     rows: int
 
     def scratch(self, sig: Signature) -> int:
-        """Bytes of shared memory for the input's parts, the sums and the input."""
+        """Bytes of shared memory for the input, the 8-bit parts into which its elements are split,
+        and the sums.
+        """
         (runs, inputs), columns = _runs(sig), sig.operands[1].shape[2]
         steps = self.k_waves * self.steps
         parts = 2 * PARTS * (steps * DEPTH // 2 + 16) + steps * DEPTH // BLOCK

@@ -41,8 +41,9 @@ _K_STEP_ELEMENTS = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
 _PADDED_ELEMENTS = 8
 _SMALL = tuple(t.name for t in SMALL_FLOATS)
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}
-# By architecture: the pairs of 8-bit float types that matrix units multiply directly, and the
-# number of pairs along k in a step. gfx942's e5m2 is excluded because it has no infinity.
+# By architecture: the combinations of 8-bit float types that matrix units multiply directly, and
+# the number of pairs of neighbours along k in a step. gfx942's e5m2 is excluded because it has no
+# infinity.
 _PAIRS = {
     "gfx942": ({("fp8_e4m3", "fp8_e4m3")}, 32),
     "gfx950": ({(a, b) for a in _SMALL for b in _SMALL}, 64),
