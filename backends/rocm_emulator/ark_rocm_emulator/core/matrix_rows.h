@@ -31,7 +31,7 @@ inline void to_floats(uint32_t* to, Doubles value) {
 }
 #elif defined(__AVX2__) && defined(__FMA__)
 using Doubles = __m256d;
-constexpr int kAccumulators = 12;   // 2 units * 4 cycles latency = 8 at least
+constexpr int kAccumulators = 12;   // of 16 registers; 2 units with 4 cycles latency need 8 or more
 inline Doubles spread(double value) { return _mm256_set1_pd(value); }
 inline Doubles load_doubles(const double* from) { return _mm256_loadu_pd(from); }
 inline void store_doubles(double* to, Doubles value) { _mm256_storeu_pd(to, value); }
