@@ -207,11 +207,10 @@ class Model:
 
 
 def set_model(model: Model | None) -> None:
-    """Sets the current model, to which op calls add nodes. If `model` is None, a new model is
-    created on first use.
+    """Sets the current model, to which op calls add nodes.
 
-    Inside a with block of use_model this holds until the block's end, elsewhere for the whole
-    process.
+    If `model` is None, a new model is created on first use. Inside a with block of use_model this
+    holds until the block's end, elsewhere for the whole process.
 
     Examples:
         >>> ark.set_model(ark.Model(0, 1))
@@ -243,11 +242,11 @@ def current_model() -> Model:
 
 @contextmanager
 def use_model(model: Model | None = None) -> Iterator[Model]:
-    """Sets the current model, to which op calls add nodes, for a with block. If `model` is None, a
-    new model is created.
+    """Sets the current model, to which op calls add nodes, for a with block.
 
-    It is current in this thread only. Threads that build models at the same time each need such a
-    block, because a model takes the ops of one thread at a time.
+    If `model` is None, a new model is created. The model is current in this thread only. Threads
+    that build models at the same time each need such a block, because a model takes the ops of one
+    thread at a time.
 
     Examples:
         >>> with ark.use_model() as model:

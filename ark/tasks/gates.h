@@ -1,4 +1,4 @@
-// The activation swiglu, silu(gate) * up, of pairs of columns. rotary.py describes operands and
+// The gated activation silu(gate) * up of pairs of columns. rotary.py describes operands and
 // tasks.
 
 // silu(gate) * up.

@@ -182,7 +182,7 @@ def test_parts_of_rows_that_are_not_whole_are_refused() -> None:
         phase = dataclasses.replace(task_plan.phases[0], processors=tuple(map(tuple, tasks)))
         with pytest.raises(PlanError, match="differ from those that tasks of kind"):
             verify([dataclasses.replace(task_plan, phases=(phase,))])
-        with pytest.raises(PlanError, match="expected whole rows"):
+        with pytest.raises(PlanError, match="Expected: whole rows"):
             check_pieces("it", fetch)
 
 

@@ -89,5 +89,5 @@ def test_no_machine_offers_the_switch_engine(name: str) -> None:
 
 
 def test_types_that_no_switch_adds_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a switch adds fp32, bf16, fp16"):
+    with pytest.raises(UnsupportedError, match="a switch adds tensors of fp32, bf16, fp16"):
         build(2, lambda rank: sums(rank, 2, by_name("int32")), able(registry.machine("cpu-2")))

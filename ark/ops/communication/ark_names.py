@@ -17,10 +17,9 @@ def all_reduce_packet(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The same as all_reduce, under a name of ARK (microsoft/ark). The planner chooses how data are
-    transferred.
+    """The same as all_reduce, under a name of ARK (microsoft/ark).
 
-    Arguments, types and errors as for all_reduce.
+    The planner chooses how data are transferred. Arguments, types and errors as for all_reduce.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
@@ -41,10 +40,9 @@ def all_reduce_prefill(
     output: TensorLike | None = NullTensor,
     name: str = "",
 ) -> Tensor:
-    """The same as all_reduce, under a name of ARK (microsoft/ark). It accepts only 2048 * 4096 fp16
-    elements on 2 to 8 ranks.
+    """The same as all_reduce, under a name of ARK (microsoft/ark), for one size.
 
-    `output` may be the input. Raises ModelError for other sizes, types or numbers of ranks, as ARK
+    The input has 2048 * 4096 elements of fp16, and there are 2 to 8 ranks. `output` may be the input. Raises ModelError for other sizes, types or numbers of ranks, as ARK
     does.
 
     Examples:

@@ -87,7 +87,7 @@ BAD = {
     "entities": ('<!DOCTYPE a [<!ENTITY x "y">]>' + ring(2), "entities"),
     "another element": ("<gpu/>", "expected <algo>"),
     "no such collective": (ring(2).replace("allreduce", "alldance"), "alldance"),
-    "a rank too few": (ring(2).replace('ngpus="2"', 'ngpus="3"'), "describes 2"),
+    "a rank too few": (ring(2).replace('ngpus="2"', 'ngpus="3"'), "2 <gpu> elements"),
     "a number that is none": (ring(2).replace('chan="0"', 'chan="zero"'), "chan='zero'"),
     "a number without end": (ring(2).replace('cnt="1"', f'cnt="{"9" * 5000}"'), "cnt="),
     "no such step": (ring(2).replace('type="s"', 'type="jump"'), "jump"),
