@@ -42,8 +42,8 @@ def all_reduce_prefill(
 ) -> Tensor:
     """The same as all_reduce, under a name of ARK (microsoft/ark), for one size.
 
-    The input has 2048 * 4096 elements of fp16, and there are 2 to 8 ranks. `output` may be the input. Raises ModelError for other sizes, types or numbers of ranks, as ARK
-    does.
+    The input has 2048 * 4096 elements of fp16, and there are 2 to 8 ranks. `output` may be the
+    input. Raises ModelError for other sizes, types or numbers of ranks, as ARK does.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 2)):
