@@ -118,7 +118,7 @@ def chunks(g: Any, w: Any, rank: int, world: int, args: argparse.Namespace) -> O
     return []
 
 
-# Functions that add an update to the model.
+# Functions that add the ops of an optimizer update to the current ark.Model, by name.
 WAYS: dict[str, Callable[..., Own]] = {"sliced": sliced, "chunks": chunks, "whole": whole}
 
 

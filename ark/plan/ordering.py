@@ -121,8 +121,8 @@ class Ordering:
         return listed
 
     def _merged(self, codes: tuple[int, ...], joined: dict[tuple[int, ...], int]) -> Needs:
-        """The `Needs` that the integers `codes` encode (see the encoding above _KIND). All sets of
-        the same op and kind are merged into one set.
+        """The `Needs` of the dependences that the integers `codes` encode (see _KIND). All sets of
+        tasks that have the same op and kind are merged into one set.
         """
         by_head: dict[int, list[int]] = {}
         for code in sorted(set(codes)):

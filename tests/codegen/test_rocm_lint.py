@@ -26,7 +26,8 @@ pytest.importorskip("ark_rocm_emulator")
 from ark_rocm_emulator.lint import TARGETS, Expectations, Finding, lint
 
 # The scopes of releases and acquires: processors of a device ("agent"), and the host or peers
-# ("system"). The loop marks each of them in the assembly with its scope.
+# ("system"). The loop kernel marks each release and each acquire with its scope, by a comment in
+# the assembly.
 SCOPES = ("agent", "system")
 
 # The plans whose kernels are checked: a decoder on one rank, unfused so that matrix units compute

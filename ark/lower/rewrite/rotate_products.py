@@ -95,8 +95,8 @@ def rotate_products(graph: Graph, context: Context) -> Graph:
 
 
 def _takes(node: Node, kept: frozenset[int]) -> bool:
-    """True for a product of two matrices whose epilogue may also rotate halves of heads, if only
-    nodes of the graph read its result.
+    """True for a product of two matrices whose epilogue may also rotate halves of heads. Its result
+    must not be read from outside of the graph.
     """
     given, out = node.read(MatmulAttributes), node.outputs[0]
     return (

@@ -79,9 +79,10 @@ def parallelize(
         machine: of each rank, for the prediction; a small CPU by default.
         link_gbps: GB/s at which a rank sends, for the prediction.
         memory_bytes: the memory of a rank for parameters; None: unlimited.
-        cuts: for copies of the model, and pipelines of graphs without scopes: the tensors that
-            differ between examples, as the dimension of examples by buffer name. For `interlaced`
-            with scopes: the cut of the shared layer.
+        cuts: the tensors that differ between the examples of a batch: by the name of the buffer,
+            the dimension along which examples are. Plans that copy the model need it, and
+            pipelines of graphs whose ops' names mark no stages (ark.parallel.plans.by_name). For
+            the plan `interlaced` with such marks, cuts says how the shared layer is cut.
         micro_batches: of a pipeline of a graph without scopes; by default the largest number, up
             to twice the ranks, that divides the batch.
         offload: keep the optimizer's moments in host-mapped memory, under any plan. A rank then

@@ -132,8 +132,9 @@ def check_pieces(name: str, fetch: Fetch) -> None:
 def _check_pages(
     rank_set: RankSet, plan: Plan, op: PlanOp, fetch: Fetch, pages: FetchPages, written: set[Key]
 ) -> None:
-    """Raises PlanError unless the rows of a stage are in at most MAX_STAGE_PAGES pages, copies
-    support the distance between pages, and no task writes the page numbers.
+    """Raises PlanError unless the rows that one stage of the ring holds are in at most
+    MAX_STAGE_PAGES pages, the distance between pages is one that hardware copies support, and no
+    task writes the page numbers.
     """
     growth = fetch.growth
     assert growth is not None

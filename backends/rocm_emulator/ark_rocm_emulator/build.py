@@ -46,8 +46,8 @@ FLAGS = (
 
 # Source files whose code runs at every emulated instruction are compiled with -O3. Plain loops over
 # lanes are compiled with -O2 and unrolling, which produces equally fast vector code. Files that
-# match _ONCE gain nothing from either option. They contain scalar and rare instructions, checks,
-# stale values, and code that runs once (decoding, printing, loading, starting).
+# match _ONCE gain nothing from -O3 or unrolling: they execute scalar and rare instructions, check
+# memory accesses, or run once (decoding, printing, loading, starting).
 _ONCE = re.compile(
     r"code_object|decode|disasm|elf|launch|machine|metadata|module|opcodes|ops|timing_models"
     r"|exec_cvt_scale"

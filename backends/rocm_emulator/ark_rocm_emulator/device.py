@@ -319,7 +319,7 @@ def _close_opened() -> None:
 
 
 def set_option(name: str, value: int) -> None:
-    """Changes one option of `emulated` for later launches."""
+    """Changes one of the options that the context manager `emulated` takes, for later launches."""
     _set_options({name: value})
 
 

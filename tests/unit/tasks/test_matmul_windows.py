@@ -1,5 +1,6 @@
-"""Products with an operand that is the matrix of an input's windows: the generic body on a CPU
-compared with torch, the accesses of its tasks compared with their declarations, and refusals.
+"""Convolutions as products with a matrix of windows (im2col) that is not stored: the device
+function for all machines, run on a CPU and compared with torch, the accesses of its tasks compared
+with their declarations, and refusals.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@
 // up by ordinary instructions (section 3 there). A number too large for tf32, an infinity or a NaN
 // makes a result wrong. Such results are computed again by ordinary instructions.
 
-// One operand of a tile's product, with KT elements along k per stage. It has HIGH rows (for b:
-// columns) in shared memory, of which `rows` exist in the matrix (all of them if WHOLE). Element
-// (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: false if neighbouring rows are
-// contiguous in memory. True if neighbouring k are, or neither. Rows in shared memory are padded,
-// so that a warp's reads access different banks.
+// One operand of a tile's product a b, with KT elements along k per stage. It has HIGH rows (the
+// operand b: columns) in shared memory, of which `rows` exist in the matrix (all of them if WHOLE).
+// Element (row, k) is at at[row * ROW_STRIDE + k * K_STRIDE]. ALONG: false if neighbouring rows are
+// contiguous in memory, otherwise true. Rows in shared memory are padded, so that a warp's reads
+// access different banks.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE, int KT>
 struct ArkUnitSide {
   static constexpr int depth = DEPTH, PITCH = ALONG ? KT + 8 : HIGH + 4;

@@ -158,7 +158,8 @@ ARK_DEVICE ark_block ark_products(const A*, const B* b, ark_part x, ark_part y, 
 template <typename A, typename B>
 constexpr float ARK_SUM_SCALE = 1.0f;
 
-// Splits a piece (eight elements) of type T into its 16-bit parts.
+// Converts a piece (eight elements) of the 8-bit type T to bf16, the upper 16 bits of fp32. Larger
+// types are split into two or three such 16-bit parts, whose sum is the element.
 template <typename T>
 ARK_DEVICE void ark_split_of(const T*, const ark_u8x8& piece, ark_u16x8* parts) {
 #pragma unroll
