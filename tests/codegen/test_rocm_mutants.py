@@ -117,7 +117,7 @@ MUTANTS: dict[str, tuple[str, str, str, tuple[str, ...], str]] = {
         SYSTEM, FENCE.format("") + "\n  ark_drain();", "", ARCHS, "release-wait",
     ),
     "the barrier after a task does not drain": (
-        "bool ark_all(", "ark_drain();", "", CDNA, "release-barrier-wait",
+        "bool ark_all_next(", "ark_drain();", "", CDNA, "release-barrier-wait",
     ),
     "a counter of peers is added to in the device's scope": (
         ADD, ALL, AGENT, CDNA3, "release-scope",

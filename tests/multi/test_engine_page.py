@@ -62,7 +62,7 @@ def test_the_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
     assert begin in (edited.ROOT / engines).read_text()
     modules = {
         "ark.lower.engines": edited.before(
-            engines, "        # Sums computed by the switch between devices", entry
+            engines, "        # switch: the switch between devices computes sums.", entry
         ),
         "ark.tasks.memcpy": text,
         "ark.tasks": edited.before(listed, "    paged,\n", "    memcpy,\n").replace(
