@@ -7,7 +7,13 @@ from typing import Any
 import torch
 
 from ark.backend import registry
-from ark.interop.torch.planning import Planning, planned
+from ark.interop.torch.planning import Planning
+from ark.plan.types import Plan
+
+
+def planned(*given: Any, **named: Any) -> Plan:
+    """The plan of a model for a machine. The arguments are those of Planning."""
+    return Planning(*given, **named).finish()
 
 
 def planned_as(module: Any, example: Any, machine: str, monkeypatch: Any) -> list[Any]:

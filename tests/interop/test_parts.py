@@ -20,11 +20,12 @@ from ark.interop.torch.concats import nest_concats  # noqa: E402
 from ark.interop.torch.export import decompositions  # noqa: E402
 from ark.interop.torch.graph import build  # noqa: E402
 from ark.interop.torch.parts import divided, joint_products, part_starts  # noqa: E402
-from ark.interop.torch.planning import Planning, planned  # noqa: E402
+from ark.interop.torch.planning import Planning  # noqa: E402
 from ark.interop.torch.values import Value  # noqa: E402
 from ark.machine.variant import LOAD  # noqa: E402
 from ark.plan.cost import predict  # noqa: E402
 from ark.plan.serialize import from_json, machine_of, to_json  # noqa: E402
+from tests.cases.torch_plans import planned  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

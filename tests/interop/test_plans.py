@@ -20,8 +20,8 @@ from ark.runtime.executor import counts_on
 torch = pytest.importorskip("torch")
 from ark.interop.torch.export import export  # noqa: E402
 from ark.interop.torch.graph import Built, build, drop_checks  # noqa: E402
-from ark.interop.torch.planning import planned  # noqa: E402
 from ark.interop.torch.values import Value, own  # noqa: E402
+from tests.cases.torch_plans import planned  # noqa: E402
 from tests.interop import models  # noqa: E402
 from tests.slow import in_turns, slow  # noqa: E402
 

@@ -14,8 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from ark.backend import registry  # noqa: E402
 from ark.interop.torch.compile import compile_graph  # noqa: E402
 from ark.interop.torch.graph import build, name_of, why_not  # noqa: E402
-from ark.interop.torch.planning import planned  # noqa: E402
-from tests.cases.torch_plans import planned_as  # noqa: E402
+from tests.cases.torch_plans import planned, planned_as  # noqa: E402
 
 nn = torch.nn
 

@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 from ark.backend import registry  # noqa: E402
 from ark.interop.torch.graph import build  # noqa: E402
-from ark.interop.torch.planning import planned  # noqa: E402
 from ark.plan.types import Plan  # noqa: E402
+from tests.cases.torch_plans import planned  # noqa: E402
 
 nn = torch.nn
 

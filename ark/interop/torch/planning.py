@@ -100,11 +100,6 @@ class Planning:
         return dataclasses.replace(plan, meta=meta)
 
 
-def planned(*given: Any, **named: Any) -> Plan:
-    """The plan of a model for a machine. The arguments are those of Planning."""
-    return Planning(*given, **named).finish()
-
-
 def _faster(
     plan: Plan, graph: Graph, machine: Machine, options: dict[str, Any]
 ) -> tuple[Plan, dict[str, Any]]:
