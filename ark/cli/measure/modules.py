@@ -13,7 +13,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ark.cli.measure.peer import waiting
 from ark.cli.measure.turn import Turn
 from ark.interop.torch import backend
 from ark.interop.torch.last_calls import kept_tensors
-from ark.interop.torch.program import LEFT, PROGRAMS
+from ark.interop.torch.program import LEFT, PROGRAMS, Program
 
 CALLS_S = 0.05  # about how long the calls of one measurement take
 
@@ -72,12 +72,8 @@ def measure(
     turn = turn or Turn()
     try:
         module, examples = network(name)
-    except ImportError as error:
-        return ModuleFigures(name, error=f"{line_of(error)}; install what it names")
     except Exception as error:  # packages in unsupported versions raise many kinds
-        return ModuleFigures(
-            name, error=f"{line_of(error)}; the installed package builds no {name}"
-        )
+        return ModuleFigures(name, error=why_not_built(name, error))
     figures: dict[str, Any] = {}
     with torch.no_grad(), torch._dynamo.config.patch(allow_rnn=True):
         with turn:
@@ -97,20 +93,34 @@ def measure(
         figures["left"] = tuple(LEFT)
         with turn:
             figures["distance"] = float(((got - want).abs() / (1 + want.abs())).max())
-            call = times(lambda: compiled(*examples), place, repeats)
-            figures["call"], figures["latency"], figures["host"] = call
             programs = set(PROGRAMS) - before
-            figures["kernels"] = len(programs)
-            with kept_tensors():
-                compiled(*examples)
-                figures["kernel"] = sum(p.iteration_seconds() for p in programs)
-            figures["memory"] = sum(p.memory_bytes() for p in programs)
+            figures |= figures_of_kernels(lambda: compiled(*examples), programs, place, repeats)
     if peer == "eager":
         figures["peer"] = figures["eager"]
     elif peer:
         with turn:
             figures |= PEERS[peer](module, examples, place, repeats)
     return ModuleFigures(name, **figures)
+
+
+def why_not_built(name: str, error: Exception) -> str:
+    """Why a model could not be built, and what to do if a package is missing."""
+    if isinstance(error, ImportError):
+        return f"{line_of(error)}; install what it names"
+    return f"{line_of(error)}; the installed package builds no {name}"
+
+
+def figures_of_kernels(
+    call: Callable[[], Any], programs: Collection[Program], place: str, repeats: int
+) -> dict[str, Any]:
+    """The fields of ModuleFigures that describe compiled calls. call: runs all `programs` once."""
+    per_call, latency, host = times(call, place, repeats)
+    with kept_tensors():
+        call()
+        kernel = sum(p.iteration_seconds() for p in programs)
+    memory = sum(p.memory_bytes() for p in programs)
+    figures = {"call": per_call, "latency": latency, "host": host, "kernel": kernel}
+    return {**figures, "kernels": len(programs), "memory": memory}
 
 
 def _exported(module: Any, examples: Any, place: str, repeats: int) -> dict[str, Any]:

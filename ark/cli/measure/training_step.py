@@ -14,12 +14,17 @@ import torch
 from torch import nn
 
 from ark.cli.measure.model_parts import WithLoss
-from ark.cli.measure.modules import ModuleFigures, line_of, times
+from ark.cli.measure.modules import (
+    ModuleFigures,
+    figures_of_kernels,
+    line_of,
+    times,
+    why_not_built,
+)
 from ark.cli.measure.networks import network
 from ark.cli.measure.turn import Turn
 from ark.cli.measure.whole_models import TRAINING
 from ark.interop.torch import training_model
-from ark.interop.torch.last_calls import kept_tensors
 from ark.interop.torch.program import PROGRAMS
 
 LEARNING_RATE = 1e-4
@@ -35,7 +40,7 @@ def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> Modul
     try:
         module, given = _with_loss(name, place)
     except Exception as error:  # packages in unsupported versions raise many kinds
-        return ModuleFigures(title, error=line_of(error))
+        return ModuleFigures(title, error=why_not_built(name, error))
     figures: dict[str, Any] = {}
     with turn:
         eager = _torch_step(copy.deepcopy(module), given, lambda m: m)
@@ -52,14 +57,8 @@ def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> Modul
     with turn:
         got += [float(step(*given)) for _ in range(COMPARED_STEPS - 1)]
         figures["distance"] = max(abs(g - w) / abs(w) for g, w in zip(got, want, strict=True))
-        call = times(lambda: step(*given), place, repeats)
-        figures["call"], figures["latency"], figures["host"] = call
         programs = set(PROGRAMS) - before
-        figures["kernels"] = len(programs)
-        with kept_tensors():
-            step(*given)
-            figures["kernel"] = sum(p.iteration_seconds() for p in programs)
-        figures["memory"] = sum(p.memory_bytes() for p in programs)
+        figures |= figures_of_kernels(lambda: step(*given), programs, place, repeats)
     step.close()
     if peer == "eager":
         figures["peer"] = figures["eager"]
