@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
 import ark
-from bench.over_ranks import slowest
+from bench.over_ranks import join, slowest
 
 RATE, SCALE, DRAWN = 1e-3, 0.01, 1 << 20
 Own = list[tuple[Any, int]]
@@ -191,17 +189,15 @@ def copy_seconds(elements: int, args: argparse.Namespace) -> float:
     return (time.perf_counter() - begun) / args.steps
 
 
-def on_a_rank(args: argparse.Namespace, port: int) -> None:
+def on_a_rank(args: argparse.Namespace) -> None:
     import torch
 
     ark.init(backend=args.backend)
-    rank, world = ark.Model.get_rank(), ark.Model.get_world_size()
+    rank = ark.Model.get_rank()
     if args.backend == "cuda":
         torch.cuda.set_device(rank)
         args.processors = torch.cuda.get_device_properties(rank).multi_processor_count
-    store = torch.distributed.TCPStore("127.0.0.1", port, world, rank == 0, timedelta(seconds=120))
-    name = "nccl" if args.backend == "cuda" else "gloo"
-    torch.distributed.init_process_group(name, store=store, rank=rank, world_size=world)
+    join(args.backend)
     for size in args.sizes:
         elements, line = 1 << size, {"parameters": 1 << size}
         results = {way: in_ark(way, elements, args) for way in args.ways}
@@ -228,10 +224,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     args.processors = 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    raise SystemExit(ark.launch(args.ranks, on_a_rank, args, port))
+    raise SystemExit(ark.launch(args.ranks, on_a_rank, args))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from ark.backend import registry
 from ark.errors import PlanError
 from ark.lower.ranks import plan_ranks
 from ark.parallel import parallelize
-from ark.parallel.transform import part_of
+from ark.parallel.transform import parts_of
 from ark.plan import memory
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -62,9 +62,8 @@ def milliseconds(step: Step, result: Any, plans: list[Plan], given: Any, runs: i
         with Executor(
             plans[own.rank], backend, backend.open(0), ranks=own, budget_s=60.0
         ) as executor:
-            for buffer, view in result.held[own.rank].items():
-                if step.names.get(buffer) in given:
-                    executor.write(buffer, part_of(given[step.names[buffer]], view))
+            for buffer, part in parts_of(result.held[own.rank], step.names, given).items():
+                executor.write(buffer, part)
             times = []
             for _ in range(runs + 1):
                 own.barrier()

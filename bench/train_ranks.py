@@ -15,10 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import socket
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +29,13 @@ from ark.ir.graph import Graph
 from ark.lower.ranks import plan_ranks
 from ark.machine import Machine
 from ark.parallel import parallelize
-from ark.parallel.transform import RankGraphs, part_of
+from ark.parallel.transform import RankGraphs, parts_of
 from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from ark.runtime.session import device, ranks
-from bench.over_ranks import slowest
+from bench.over_ranks import join, slowest
 
 RATE, BETAS, EPS, DECAY, DEVIATION = 1e-3, (0.9, 0.95), 1e-8, 0.1, 0.02
 MASKED = -1e9  # of scores, above the diagonal
@@ -182,9 +180,8 @@ def in_ark(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
         "mask": np.triu(triangle, 1),
     }
     with Executor(plan, registry.get(args.backend), chosen, ranks=job, budget_s=60.0) as executor:
-        for buffer, view in result.held[job.rank].items():
-            if step.names.get(buffer) in given:
-                executor.write(buffer, part_of(given[step.names[buffer]], view))
+        for buffer, part in parts_of(result.held[job.rank], step.names, given).items():
+            executor.write(buffer, part)
         ready = time.perf_counter()
         (loss,) = (b for b, n in step.names.items() if n == "loss")
         losses, times = [], []
@@ -272,7 +269,7 @@ def in_torch(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
             "bytes": peak}  # fmt: skip
 
 
-def on_a_rank(shape: Shape, args: argparse.Namespace, port: int) -> None:
+def on_a_rank(shape: Shape, args: argparse.Namespace) -> None:
     import torch
 
     ark.init(backend=args.backend)
@@ -281,11 +278,7 @@ def on_a_rank(shape: Shape, args: argparse.Namespace, port: int) -> None:
         torch.cuda.set_device(rank)
     for name in args.sides:
         if name == "torch":
-            store = torch.distributed.TCPStore(
-                "127.0.0.1", port, world, rank == 0, timedelta(seconds=120)
-            )
-            kind = "nccl" if args.backend == "cuda" else "gloo"
-            torch.distributed.init_process_group(kind, store=store, rank=rank, world_size=world)
+            join(args.backend)
         row = (in_torch if name == "torch" else in_ark)(shape, args)
         seconds = slowest(row.pop("seconds"))
         row = {k: round(slowest(v), 1) if k.endswith("_s") else v for k, v in row.items()}
@@ -322,10 +315,7 @@ def main() -> None:
     parser.add_argument("--unverified", action="store_true", help="without ark's verifier")
     args = parser.parse_args()
     shape = Shape(**{name: getattr(args, name) for name in vars(Shape())})
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    raise SystemExit(ark.launch(args.ranks, on_a_rank, shape, args, port))
+    raise SystemExit(ark.launch(args.ranks, on_a_rank, shape, args))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from ark.parallel.pipeline.named import PIPELINES
 from ark.parallel.plans.parallelize import Parallelized
 from ark.parallel.plans.prediction import COPIES
 from ark.parallel.plans.rules import PLANS
-from ark.parallel.transform import View, part_of
+from ark.parallel.transform import View, part_of, parts_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.cases.training_blocks import BLOCKS
@@ -89,9 +89,9 @@ def in_numpy(kind: str, plan: str, ranks: int) -> float:
     step, result = split(kind, plan, ranks)
     given, memory = values(kind, LAYERS[kind]), Ranks(result.ranks.graphs)
     held = [(r, b, v) for r, held in enumerate(result.ranks.held) for b, v in held.items()]
-    for rank, buffer, view in held:
-        if step.names.get(buffer) in given:
-            memory.fill(rank, buffer, part_of(given[step.names[buffer]], view))
+    for rank, own in enumerate(result.ranks.held):
+        for buffer, part in parts_of(own, step.names, given).items():
+            memory.fill(rank, buffer, part)
     for _ in range(TRAINED_STEPS):
         memory.run()
     return _worst(step, kind, plan, [(b, v, memory.read(r, b)) for r, b, v in held])
@@ -113,9 +113,8 @@ def on_cpu_ranks(kind: str, plan: str, ranks: int, verified: bool = False) -> fl
         with Executor(
             plans[own.rank], backend, backend.open(0), ranks=own, budget_s=60.0
         ) as executor:
-            for buffer, view in held.items():
-                if step.names.get(buffer) in given:
-                    executor.write(buffer, part_of(given[step.names[buffer]], view))
+            for buffer, part in parts_of(held, step.names, given).items():
+                executor.write(buffer, part)
             executor.start(TRAINED_STEPS).wait(600.0)
             parts = [(b, v, executor.read(b).copy()) for b, v in held.items() if step.names.get(b)]
             own.barrier()

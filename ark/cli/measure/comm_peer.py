@@ -77,6 +77,21 @@ def seconds_each(
     return float(min(times) if least else np.median(times))
 
 
+def join_torch(name: str, job: Bootstrap | Members, timeout_s: float = 60) -> None:
+    """Makes the job's ranks a process group of torch.distributed. NCCL does not use the multicast
+    of NVLink. name: "nccl" or "gloo". timeout_s: seconds within which all ranks must join.
+    """
+    torch = import_torch()
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    port = json.loads(job.all_gather(json.dumps(_free_port()).encode())[0])
+    store = torch.distributed.TCPStore(
+        "127.0.0.1", port, job.world_size, job.rank == 0, timedelta(seconds=timeout_s)
+    )
+    torch.distributed.init_process_group(
+        name, store=store, rank=job.rank, world_size=job.world_size
+    )
+
+
 class Peer:
     """The library that ark's collectives are compared with: torch.distributed, in the same
     processes as ark.
@@ -94,14 +109,7 @@ class Peer:
                 )
             self._where = f"cuda:{device.dlpack[1]}"
             torch.cuda.set_device(device.dlpack[1])
-            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-        port = json.loads(job.all_gather(json.dumps(_free_port()).encode())[0])
-        store = torch.distributed.TCPStore(
-            "127.0.0.1", port, job.world_size, job.rank == 0, timedelta(seconds=60)
-        )
-        torch.distributed.init_process_group(
-            name, store=store, rank=job.rank, world_size=job.world_size
-        )
+        join_torch(name, job)
 
     def seconds(self, case: CommCase, elements: int) -> float | None:
         """The median seconds of one call; None for collectives that the peer does not support."""

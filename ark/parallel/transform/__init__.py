@@ -3,9 +3,9 @@ graphs of the ranks.
 """
 
 from ark.parallel.transform.annotations import Annotation, annotate
-from ark.parallel.transform.materialise import RankGraphs, materialise, part_of, whole_of
+from ark.parallel.transform.materialise import RankGraphs, materialise, whole_of
 from ark.parallel.transform.pieces import ParallelGraph, Piece
-from ark.parallel.transform.views import View
+from ark.parallel.transform.views import View, part_of, parts_of
 
 __all__ = [
     "Annotation",
@@ -16,5 +16,6 @@ __all__ = [
     "annotate",
     "materialise",
     "part_of",
+    "parts_of",
     "whole_of",
 ]

@@ -393,8 +393,3 @@ def whole_of(graph: Graph, views: Sequence[tuple[View, np.ndarray]]) -> np.ndarr
         box = tuple(slice(*side) for side in view.box)
         whole[box] = array if view.share == (0, 1) else whole[box] + array
     return whole
-
-
-def part_of(whole: np.ndarray, view: View) -> np.ndarray:
-    """A rank's part of an array that has the contents of a buffer of the one-device graph."""
-    return whole[tuple(slice(*side) for side in view.box)]

@@ -9,8 +9,11 @@ throughout ark.parallel.transform.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+
+import numpy as np
 
 Box = tuple[tuple[int, int], ...]
 """A box: for each dimension, the first index and the last index + 1."""
@@ -70,3 +73,22 @@ def meeting(a: Box, b: Box) -> Box | None:
             return None
         bounds.append((begin, end))
     return tuple(bounds)
+
+
+def part_of(whole: np.ndarray, view: View) -> np.ndarray:
+    """A rank's part of an array that has the contents of a buffer of the one-device graph."""
+    return whole[tuple(slice(*side) for side in view.box)]
+
+
+def parts_of(
+    held: Mapping[str, View], names: Mapping[str, str], values: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """A rank's parts of the named values that it holds, by buffer. held: the views of the rank's
+    buffers, as in RankGraphs.held. names: the names of values by buffer. Buffers whose values are
+    not in `values` are left out.
+    """
+    return {
+        buffer: part_of(values[names[buffer]], view)
+        for buffer, view in held.items()
+        if names.get(buffer) in values
+    }

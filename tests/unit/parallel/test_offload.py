@@ -17,7 +17,7 @@ from ark.backend import registry
 from ark.errors import ModelError
 from ark.lower.ranks import plan_ranks
 from ark.parallel import parallelize
-from ark.parallel.transform import part_of
+from ark.parallel.transform import parts_of
 from ark.plan.verify import verify
 from ark.runtime.executor import Executor
 from tests.cases.training_models import Step, step_of, values
@@ -46,9 +46,8 @@ def _trained(step: Step, result: Any, plans: list[Any]) -> list[dict[str, np.nda
         with Executor(
             plans[own.rank], backend, backend.open(0), ranks=own, budget_s=60.0
         ) as executor:
-            for buffer, view in result.held[own.rank].items():
-                if step.names.get(buffer) in given:
-                    executor.write(buffer, part_of(given[step.names[buffer]], view))
+            for buffer, part in parts_of(result.held[own.rank], step.names, given).items():
+                executor.write(buffer, part)
             executor.start(2).wait(600.0)
             kept = [b for b in result.held[own.rank] if step.names.get(b) in step.results]
             arrays = {b: executor.read(b).copy() for b in kept}

@@ -18,7 +18,7 @@ from ark.lower.pipeline import plan
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.recompute import recompute
 from ark.parallel import parallelize
-from ark.parallel.transform import part_of
+from ark.parallel.transform import parts_of
 from ark.plan import memory
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -72,9 +72,8 @@ def test_a_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
     graph = recompute(graph, Context(MACHINE, {"activation_bytes": limit}))
     assert _least(graph.nodes) <= limit
     given, want, run = values(kind, 2), in_torch(kind, 2), Ranks([graph])
-    for buffer, view in held.items():
-        if step.names.get(buffer) in given:
-            run.fill(0, buffer, part_of(given[step.names[buffer]], view))
+    for buffer, part in parts_of(held, step.names, given).items():
+        run.fill(0, buffer, part)
     for _ in range(TRAINED_STEPS):
         run.run()
     for buffer in held:
