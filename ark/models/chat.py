@@ -169,8 +169,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     class PublicNamespace(Namespace):
-        """jinja2's namespace object, but attributes whose names begin with an underscore are
-        refused.
+        """The `namespace` object of jinja2's templates. It refuses to set an attribute whose name
+        begins with an underscore.
         """
 
         def __setitem__(self, name: str, value: Any) -> None:

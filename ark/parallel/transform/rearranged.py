@@ -1,8 +1,8 @@
 """Splits ops that depend on the index of an element: remap, and expressions that read indices.
 
-On a rank, the part of a result is a tensor whose indices begin at 0. So the position of the part is
-added to the indices in the op's rules and expressions (`local_attrs`, called by
-ark.parallel.transform.materialise).
+A rank computes a part of such an op's result as a tensor of its own. Indices of that tensor begin
+at 0, but the op's rules and expressions use indices of the whole result. So `local_attrs` adds the
+position of the part to these indices. It is called by ark.parallel.transform.materialise.
 """
 
 from __future__ import annotations

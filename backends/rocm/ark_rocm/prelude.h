@@ -79,10 +79,11 @@ static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");
 static_assert(ARK_LANES == 32, "RDNA waves have 32 lanes");
 #endif
 
-// The thread's number, hidden from the compiler. Consider a loop whose body begins and ends with
-// `if (ark_tid() == 0)`. If the compiler knew that both tests have the same outcome, it would merge
-// the end of a round with the beginning of the next round. The other lanes of the wave would then
-// reach the next barrier without lane 0 and wait there for ever.
+// Returns the thread's number within the block. The asm statement hides from the compiler that two
+// calls return the same number. Otherwise, in a loop whose body begins and ends with
+// `if (ark_tid() == 0)`, the compiler would see that both tests have the same outcome, and would
+// merge the end of an iteration with the beginning of the next one. The other lanes of the wave
+// would then reach the next barrier without lane 0, and wait there forever.
 ARK_DEVICE int ark_tid() {
   int tid = static_cast<int>(__builtin_amdgcn_workitem_id_x());
   asm volatile("" : "+v"(tid));
