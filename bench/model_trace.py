@@ -1,10 +1,10 @@
 """Prints where a whole model's kernel spends its time on a GPU, op by op, beside the prediction.
 
 `python bench/model_trace.py convnext-tiny-8x224 [--lines 60]` compiles a model of `ark bench
-models` by torch.compile and records the tasks of a few calls. It prints a table of all ops of the
-model's kernels, the longest first. It has one row for each kind of op, then one row for each group
-of equal ops with the name of their device function ("common" for the vendor-independent function of
-ark.tasks). The columns are:
+models` by torch.compile and records the tasks of a few calls (of a few training steps with
+--train). It prints a table of all ops of the model's kernels, the longest first. It has one row for
+each kind of op, then one row for each group of equal ops with the name of their device function
+("common" for the vendor-independent function of ark.tasks). The columns are:
 
 - the microseconds by which the ops prolong the call, measured and predicted (an op prolongs the
   call by the time from the end of all ops that end before it to its own end);
@@ -28,6 +28,8 @@ import ark.interop.torch.program as program_module
 from ark.backend import registry
 from ark.backend.protocol import KernelBackend
 from ark.cli.measure.networks import network
+from ark.cli.measure.training_step import LEARNING_RATE, with_loss
+from ark.interop.torch import training_model
 from ark.interop.torch.compile import backend
 from ark.interop.torch.program import PROGRAMS
 from ark.plan import kind as kinds
@@ -142,25 +144,42 @@ def show(executors: Sequence[Executor], lines: int) -> None:
         )
 
 
+def infer(name: str, place: str) -> object:
+    """Compiles a model and calls it a few times. Returns what keeps its kernels loaded."""
+    module, examples = network(name)
+    module, examples = module.to(place), tuple(t.to(place) for t in examples)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        call = torch.compile(module, backend=backend)
+        for _ in range(TRACED_CALLS):
+            call(*examples)
+    return call
+
+
+def train(name: str, place: str) -> object:
+    """Makes a few training steps of a model. Returns what keeps its kernels loaded."""
+    module, examples = with_loss(name, place)
+    step = training_model(module, None, torch.optim.AdamW(module.parameters(), LEARNING_RATE))
+    for _ in range(TRACED_CALLS):
+        step(*examples)
+    return step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="+", help="models of `ark bench models`")
     parser.add_argument("--lines", type=int, default=60, help="lines to print for a model")
+    parser.add_argument("--train", action="store_true", help="trace training steps")
     parser.add_argument("--backend", help="backend (default: the first with a device)")
     args = parser.parse_args()
     place = "cpu" if registry.choose(args.backend)[0].name == "cpu" else "cuda"
     program_module.load = partial(program_module.load, trace_records=TRACE_RECORDS)
     for name in args.names:
-        module, examples = network(name)
-        module, examples = module.to(place), tuple(t.to(place) for t in examples)
         known = set(PROGRAMS)
-        torch._dynamo.reset()
-        with torch.no_grad():
-            call = torch.compile(module, backend=backend)
-            for _ in range(TRACED_CALLS):
-                call(*examples)
+        kept = (train if args.train else infer)(name, place)
         print(name)
         show([p._executor for p in set(PROGRAMS) - known], args.lines)
+        del kept
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> Modul
     """
     title = name + TRAINING
     try:
-        module, given = _with_loss(name, place)
+        module, given = with_loss(name, place)
     except Exception as error:  # packages in unsupported versions raise many kinds
         return ModuleFigures(title, error=why_not_built(name, error))
     figures: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def measure(name: str, place: str, repeats: int, peer: str, turn: Turn) -> Modul
     return ModuleFigures(title, **figures)
 
 
-def _with_loss(name: str, place: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def with_loss(name: str, place: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """A whole model in training mode that also computes a loss, and its inputs with random classes
     as targets.
     """
