@@ -251,7 +251,8 @@ def run(args: argparse.Namespace) -> int:
     if rank_info.rank != 0:
         return 0
     if args.json:
-        rows = [f for figures in measured for f in figures_of(figures, args.config, world)]
+        label = args.config + (f"-{args.quantize}" if args.quantize else "")
+        rows = [f for figures in measured for f in figures_of(figures, label, world)]
         results_file = results(probe, index, machine, args.words, rows, devices=world, name=name)
         write_results(args.json, results_file)
     if args.json != "-":
@@ -274,7 +275,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
-    """Records (Figure) of the results: one for each context, prompt length and peer."""
+    """Records (Figure) of the results: one for each context, prompt length and peer. config: the
+    name of the shape or of the checkpoint's directory, with the format of quantised weights.
+    """
     shape = f"decode/{Path(config).name}"
     shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
     shape += f"-{ranks}-ranks" if ranks > 1 else ""
