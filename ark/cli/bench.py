@@ -275,9 +275,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
-    """Records (Figure) of the results: one for each context, prompt length and peer. config: the
-    name of the shape or of the checkpoint's directory, with the format of quantised weights.
-    """
+    """Records (Figure) of the results: one for each context, prompt length and peer."""
     shape = f"decode/{Path(config).name}"
     shape += f"-batch-{figures.batch}" if figures.batch > 1 else ""
     shape += f"-{ranks}-ranks" if ranks > 1 else ""
@@ -320,10 +318,8 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
     tokens = min(args.tokens, max(1, limit - 2))
     room = limit - 1 - max(tokens, GREEDY_STEPS if args.vs or args.check else 0)
     contexts = args.context or [min(512, room)]
-    for subject, number, most in (
-        *(("a context", c, room) for c in contexts),
-        *(("a prompt", n, limit - 1) for n in args.prompt),
-    ):
+    asked = [("a context", c, room) for c in contexts]
+    for subject, number, most in asked + [("a prompt", n, limit - 1) for n in args.prompt]:
         if number > most:
             raise InvalidUsageError(
                 f"{subject} of {number} tokens is too long: of the model's {limit} "
