@@ -17,23 +17,20 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
-from ark.lower.tiling import input_in_memory, row_bytes, split_k, stage_rows, stage_tile
+from ark.lower.ring_room import fits_beside_ring
+from ark.lower.tiling import row_bytes, split_k, stage_rows
 from ark.lower.work_times import boxed, product_times
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, MOVE
 from ark.tasks.linear_form import (
     MAX_UNIT_INPUT_ROWS,
-    narrow_bytes,
     narrow_rows,
-    row_input_bytes,
-    sums_bytes,
 )
 
 BY_TIME = "its products and attention are predicted to take less time"
 ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
 MAX_EXPERT_SHARE = 0.25  # largest ratio of bytes of experts' weights to products'
-MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; reserved in any case
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,8 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
             continue
         candidate, last = decoding(graph, context, target, phase)
         refused = not_decoding(candidate, last, context, target)
-        fits = _fits(candidate.nodes, target) and not _starves(last, target, machine)
+        fits = fits_beside_ring(candidate.nodes, target, first)
+        fits = fits and not _starves(last, target, machine)
         if fits and (variant.name == wanted or not refused):
             choice = Choice(target, asked if variant.name == wanted else _decoding_text(last))
             full = filled(last, target)
@@ -371,29 +369,3 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
         fewer = target.variant.stages < first.stages
         return (fewer or target.ring_bytes < first.ring_bytes) and filled(nodes, target) is None
     return target.variant.in_flight > first.in_flight
-
-
-def _fits(nodes: list[Node], machine: Machine) -> bool:
-    """True if the shared memory that the ring leaves free is large enough for the inputs and sums
-    of every linear layer of few rows.
-    """
-    layers = [
-        n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS
-    ]
-    held = (_held(n, machine) for n in layers)
-    return MAX_ROW_SUM_BYTES + max(held, default=0) <= machine.shared_bytes - machine.ring_bytes
-
-
-def _held(node: Node, machine: Machine) -> int:
-    """Bytes of shared memory that a linear layer of few rows needs for its inputs and, if it has
-    several rows, for their sums. The sums of a single row are not counted here, because `_fits`
-    reserves MAX_ROW_SUM_BYTES for them.
-    """
-    (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
-    if isinstance(dtype, RowType):
-        return row_input_bytes(dtype)  # bytes of one row
-    if rows == 1:
-        return narrow_bytes(1, k, dtype.itemsize)
-    held, splits = stage_tile(node, machine)
-    input_bytes = 0 if input_in_memory(node) else narrow_bytes(rows, k, dtype.itemsize)
-    return input_bytes + sums_bytes(machine.warps, rows, held, splits)

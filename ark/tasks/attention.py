@@ -187,8 +187,7 @@ class Attention(SplitAttention):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(AttentionParams)
-        group = p.group
-        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK_POSITIONS + 3))
+        return in_place_bytes(p.group, p.head_dim)
 
     def headers(self) -> tuple[str, ...]:
         return (text.header("attention.h"),)
@@ -202,6 +201,14 @@ class Attention(SplitAttention):
         constants = (*heads, p.head_dim, context, p.splits, CHUNK_POSITIONS)
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         return text.call(name, "ark_attention", constants, (text.literal(p.scale), *operands))
+
+
+def in_place_bytes(group: int, width: int) -> int:
+    """Bytes of shared memory that attention needs if it reads keys and values in place: for the
+    queries, the newest key and value, and the scores of a chunk. group: the number of query heads
+    of a key/value head. width: the elements of a head.
+    """
+    return 4 * ((group + 1) * width * 2 + group * (CHUNK_POSITIONS + 3))
 
 
 def staged_bytes(group: int, width: int, warps: int) -> int:

@@ -42,7 +42,7 @@ from ark.plan.params import (
 )
 from ark.plan.types import Fetch, FetchPages, Growth
 from ark.tasks import text
-from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention
+from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention, in_place_bytes
 from ark.tasks.cache_rows import appender, cache_operand, cache_texts, element_bytes
 
 PAGED_FRESH = 6  # the operand `fresh`
@@ -145,8 +145,7 @@ class PagedAttention(SplitAttention):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(PagedAttentionParams)
-        group = p.heads // p.kv_heads
-        return 4 * ((group + 1) * p.head_dim * 2 + group * (CHUNK_POSITIONS + 3))
+        return in_place_bytes(p.heads // p.kv_heads, p.head_dim)
 
     def headers(self) -> tuple[str, ...]:
         return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))

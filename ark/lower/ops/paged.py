@@ -16,6 +16,7 @@ from ark.lower.ops.attention import (
     merge_group,
     streamed_rows,
 )
+from ark.lower.ring_room import beside_ring, divided_bytes
 from ark.machine.variant import LOAD
 from ark.plan.params import Params
 from ark.plan.types import MAX_STAGE_PAGES, pages_of_stage
@@ -32,12 +33,14 @@ def lower_paged_append(lowering: Lowering, node: Node) -> None:
 
 def lower_paged_attention(lowering: Lowering, node: Node) -> None:
     """Emits attention over caches in pages. For a few rows, the positions of each row are divided
-    into parts, with one task for each part, so that most processors have one. For many rows, or if
-    the mask is not that of an ordinary decoder, each task computes a tile of queries.
+    into parts, with one task for each part, so that most processors have one. For many rows, if the
+    mask is not that of an ordinary decoder, or if the query heads of a key/value head need more
+    shared memory than there is, each task computes a tile of queries.
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
-    if not node.read(AttentionAttributes).plain or rows >= MIN_TILED_QUERIES:
+    wide = divided_bytes(node) > beside_ring(lowering.machine)
+    if wide or not node.read(AttentionAttributes).plain or rows >= MIN_TILED_QUERIES:
         for b in range(sequences):
             q, row, at, out = (
                 lowering.part(t, sequences, b)

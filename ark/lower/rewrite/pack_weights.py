@@ -29,6 +29,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
+from ark.lower.ring_room import beside_ring, divided_bytes
 
 
 @dataclass
@@ -65,11 +66,11 @@ class _Match:
 
 class _Finder:
     """Finds the nodes whose weights can be packed. kept: ids of buffers that are accessed from
-    outside of the graph.
+    outside of the graph. room: bytes of shared memory for attention whose positions are divided.
     """
 
-    def __init__(self, graph: Graph, kept: frozenset[int]) -> None:
-        self.graph, self.kept = graph, kept
+    def __init__(self, graph: Graph, kept: frozenset[int], room: int) -> None:
+        self.graph, self.kept, self.room = graph, kept, room
         self.uses, self.makers = graph.view.uses, graph.view.makers
         self.written = {b for n in graph.nodes for b in writes(n)}
 
@@ -195,6 +196,7 @@ class _Finder:
             # If each row belongs to another sequence, attention also reads the newest keys and
             # values as a tensor, so that it need not wait until they are in the caches.
             splits = attention.plain if paged else attention.split
+            splits = splits and divided_bytes(node) <= self.room
             if rows == sequences and splits and apart:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
@@ -237,7 +239,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     each packed weight is put together from the model's parameters.
     """
     kept = context.kept
-    finder = _Finder(graph, kept)
+    finder = _Finder(graph, kept, beside_ring(context.machine))
     matches: dict[tuple[object, ...], list[_Match]] = {}
     readers = graph.view.reading
     for node in graph.nodes:
