@@ -1,0 +1,139 @@
+"""Products with the weights of chosen experts in the variant `roles`, whose warps load the weights
+of the next outputs ahead. On a GPU they are compared with NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ark
+from ark.backend.codegen.writer import write
+from ark.frontend.model import Model, use_model
+from ark.ir.dtype import DataType, RowType, bf16, fp4, fp32, int4, int8, row_type, uint4
+from ark.lower.pipeline import plan
+from ark.plan import kind as kinds
+from ark.plan.serialize import machine_of
+from ark.plan.types import Plan
+from ark.runtime.executor import Executor
+from tests.slow import slow
+
+pytest.importorskip("cuda.bindings.nvrtc")
+
+from ark_cuda import backend
+from ark_cuda.tasks.experts import Ahead
+
+needs_gpu = pytest.mark.skipif(
+    not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
+    reason=f"no NVIDIA GPU: {backend.probe().reason}",
+)
+EXPERTS = 6
+# (columns, rows of an expert, chosen experts). The cases differ in whether all lanes have a piece
+# of a row, in the parts of a row, and in whether all warps have outputs.
+SIZES = [(2048, 768, 4), (2880, 352, 2), (96, 40, 1), (1032, 1000, 3)]
+
+
+def layer(columns: int, inner: int, chosen: int, dtype: DataType) -> Model:
+    """A layer of experts with its norm, router and residual. The experts' rows are of a type with
+    the given dtype, or of a RowType for quantised weights.
+    """
+    model = Model(0, 1)
+
+    def rows(name: str, outputs: int, inputs: int) -> ark.Tensor:
+        return ark.parameter((EXPERTS, outputs, inputs), dtype, name=name)
+
+    with use_model(model):
+        x = ark.tensor([1, columns], name="x")
+        normed = ark.rmsnorm(x, ark.parameter([columns], name="norm"), 1e-5)
+        router = ark.parameter([EXPERTS, columns], bf16, name="router")
+        scores, experts = ark.topk(ark.softmax(ark.linear(normed, router)), chosen)
+        gate = ark.expert_linear(normed, rows("gate", inner, columns), experts)
+        up = ark.expert_linear(normed, rows("up", inner, columns), experts)
+        down = ark.expert_linear(ark.swiglu(gate, up), rows("down", columns, inner), experts)
+        weighted = ark.mul(down, ark.reshape(scores, (1, chosen, 1)))
+        ark.add(x, ark.reduce_sum(weighted, axis=1, keepdims=False), name="result")
+    return model
+
+
+def planned(machine: ark.Machine, *sizes: object) -> Plan:
+    task_plan = plan(layer(*sizes).graph, machine)  # type: ignore[arg-type]
+    assert machine_of(task_plan).variant.name == "roles"
+    return task_plan
+
+
+def bodies(task_plan: Plan) -> list[type | None]:
+    """The class of the CUDA body of each op with experts; None for the common body."""
+    machine, dialect = machine_of(task_plan), backend.dialect("sm_90a")
+    signatures = (kinds.signature(task_plan, o) for o in task_plan.ops if o.kind == "expert_linear")
+    found = (dialect.body(sig, machine) for sig in signatures)
+    return [None if body is None else type(body) for body in found]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_experts_of_one_row_load_ahead(sizes: tuple) -> None:
+    task_plan = planned(backend.machine("h200"), *sizes, bf16)
+    assert bodies(task_plan) == [Ahead, Ahead]
+    source = write(task_plan, machine_of(task_plan), backend.dialect("sm_90a")).source.text
+    assert source.count("ark_expert_ahead<") == 2
+
+
+@pytest.mark.parametrize(
+    ("codes", "group", "zeros", "taken"),
+    [
+        (fp4, 32, False, True),
+        (int4, 128, False, True),
+        (int8, 256, False, True),
+        (uint4, 32, True, False),
+        (int4, 16, False, False),
+    ],
+    ids=str,
+)
+def test_quantised_experts_load_ahead_unless_a_piece_has_several_factors(
+    codes: DataType, group: int, zeros: bool, taken: bool
+) -> None:
+    """The codes in 16 bytes must share a scale, and there must be no zero points."""
+    dtype = row_type(codes, 256, group, fp32 if zeros else bf16, zeros, bf16)
+    assert isinstance(dtype, RowType)
+    task_plan = planned(backend.machine("h200"), 256, 256, 2, dtype)
+    assert bodies(task_plan) == [Ahead if taken else None] * 2
+
+
+@needs_gpu
+@pytest.mark.parametrize("sizes", [SIZES[0], *(pytest.param(s, marks=slow) for s in SIZES[1:])])
+def test_experts_loaded_ahead_equal_numpy(sizes: tuple[int, int, int]) -> None:
+    columns, inner, chosen = sizes
+    rng = np.random.default_rng(0)
+    with contextlib.closing(backend.open(0)) as device:
+        task_plan = planned(device.machine, *sizes, bf16)
+        assert bodies(task_plan) == [Ahead, Ahead]
+        given: dict[str, np.ndarray] = {}
+        with Executor(task_plan, backend, device) as executor:
+            for name, shape in {
+                "x": (1, columns),
+                "norm": (columns,),
+                "router": (EXPERTS, columns),
+                "gate": (EXPERTS, inner, columns),
+                "up": (EXPERTS, inner, columns),
+                "down": (EXPERTS, columns, inner),
+            }.items():
+                kind = np.float32 if name in ("x", "norm") else ml_dtypes.bfloat16
+                scale = 1.0 if name in ("x", "norm") else shape[-1] ** -0.5
+                array = (rng.standard_normal(shape) * scale).astype(kind)
+                executor.write(name, array)
+                given[name] = array.astype(np.float64)
+            executor.start(1).wait(60)
+            result = executor.read("result").astype(np.float64)
+    x = given["x"][0]
+    normed = x / np.sqrt((x * x).mean() + 1e-5) * given["norm"]
+    logits = given["router"] @ normed
+    scores = np.exp(logits - logits.max())
+    scores /= scores.sum()
+    want = x.copy()
+    for expert in np.argsort(-scores)[:chosen]:
+        gate, up = given["gate"][expert] @ normed, given["up"][expert] @ normed
+        want += scores[expert] * (given["down"][expert] @ (gate / (1 + np.exp(-gate)) * up))
+    np.testing.assert_allclose(result[0], want, rtol=2e-2, atol=2e-2 * np.abs(want).max())
