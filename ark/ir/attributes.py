@@ -331,7 +331,7 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
     None if the elements of the input are reduced.
     """
 
-    function: Literal["sum", "mean", "max", "min", "prod", "squares"]
+    function: Literal["sum", "mean", "max", "min", "prod", "squares", "logsumexp"]
     keepdims: bool
     term: list[Any] | None = None
 

@@ -26,6 +26,7 @@ from ark.lower.rewrite.fuse_chains import fuse_chains
 from ark.lower.rewrite.fuse_epilogues import ENDED, fuse_epilogues
 from ark.lower.rewrite.fuse_experts import fuse_experts
 from ark.lower.rewrite.fuse_linear import fuse_linear
+from ark.lower.rewrite.fuse_log_softmax import fuse_log_softmax
 from ark.lower.rewrite.fuse_norm_scales import fuse_norm_scales
 from ark.lower.rewrite.fuse_parts_norm import fuse_parts_norm
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS, fuse_reduction_terms
@@ -151,6 +152,13 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "An rmsnorm that is written op by op becomes one node, which reads each row once.",
         gives=("rounded_rmsnorm",),
+    ),
+    Pass(
+        fuse_log_softmax,
+        Stage.GRAPH,
+        "A log-softmax whose rows are read for one element each is not stored.",
+        over=(("log_softmax",), ("gather_elements",)),
+        gives=("reduce_logsumexp",),
     ),
     Pass(
         fuse_rotary,

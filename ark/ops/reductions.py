@@ -47,6 +47,21 @@ def _squares_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
 register("reduce_squares", _squares_reference, lower_reduce, aliasing="none")
 
 
+def _logsumexp_reference(
+    inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]
+) -> list[np.ndarray]:
+    """The NumPy reference of reduce_logsumexp, which only the compiler creates: what log_softmax
+    subtracts from each element.
+    """
+    given, x = ReduceAttributes.from_node(attrs), inputs[0]
+    summed: Any = np.logaddexp.reduce
+    total = summed(x, axis=given.axis, keepdims=given.keepdims)
+    return [np.where(total == np.inf, np.nan, total)]
+
+
+register("reduce_logsumexp", _logsumexp_reference, lower_reduce, aliasing="none")
+
+
 def reduce_by(
     function: str,
     input: Any,

@@ -93,6 +93,31 @@ struct ArkMomentsFold {
   }
 };
 
+// The running sum of exponentials of a set of elements: the largest element, and the sum of
+// e^(element - largest).
+struct ArkExpSum {
+  float most, sum;
+};
+template <>
+struct ArkTotal<ArkExpSum> {
+  ARK_DEVICE ArkExpSum of(float v) { return {v, 1.0f}; }
+};
+// If an element is NaN, so is the sum: a comparison with NaN is false, and the exponential is NaN.
+struct ArkExpSumFold {
+  ARK_DEVICE ArkExpSum none(ArkExpSum) { return {-ark_inf(), 0.0f}; }
+  ARK_DEVICE ArkExpSum join(const ArkExpSum& a, const ArkExpSum& b) {
+    const float apart = a.most - b.most;
+    const float share = a.most == b.most ? 1.0f : ark_exp(apart > 0.0f ? -apart : apart);
+    return apart > 0.0f ? ArkExpSum{a.most, a.sum + b.sum * share}
+                        : ArkExpSum{b.most, a.sum * share + b.sum};
+  }
+};
+// The logarithm of the sum of exponentials. NaN if an element is infinite, as the log-softmax of
+// such a row.
+ARK_DEVICE float ark_exp_sum_log(const ArkExpSum& v) {
+  return v.most == ark_inf() ? v.most - v.most : v.most + ark_log(v.sum);
+}
+
 ARK_DEVICE ark_i32 ark_shfl_bits(ark_i32 v, int mask) {
   return static_cast<ark_i32>(ark_shfl_xor(static_cast<ark_u32>(v), mask));
 }
@@ -105,6 +130,10 @@ ARK_DEVICE ark_i64 ark_shfl_bits(ark_i64 v, int mask) {
 template <int PART>
 ARK_DEVICE ArkMoments<PART> ark_shfl_bits(const ArkMoments<PART>& v, int mask) {
   return {ark_shfl_xor(v.count, mask), ark_shfl_xor(v.mean, mask), ark_shfl_xor(v.squares, mask)};
+}
+
+ARK_DEVICE ArkExpSum ark_shfl_bits(const ArkExpSum& v, int mask) {
+  return {ark_shfl_xor(v.most, mask), ark_shfl_xor(v.sum, mask)};
 }
 
 // The sum (or product, maximum, minimum) over all lanes of a warp, returned in every lane. With

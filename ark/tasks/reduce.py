@@ -1,5 +1,6 @@
 """The task kind `reduce`: sum, mean, max, min or prod over one dimension, or the sum of squared
-differences from the mean (squares). Emitted by ark.lower.ops.reductions.
+differences from the mean (squares), or the logarithm of the sum of exponentials that log_softmax
+subtracts (logsumexp). Emitted by ark.lower.ops.reductions.
 
 params: function, axis (of 4 dimensions, or of all if there are more), count (the elements of a
 mean), tile (4 sizes of the output, 1 along the axis; more are folded, ark.ir.fold), term (an
@@ -51,9 +52,11 @@ _FOLDS = {
     "prod": "ArkMulFold",
     "squares": "ArkMomentsFold",
     "moments": "ArkMomentsFold",
+    "logsumexp": "ArkExpSumFold",
 }
 _MOMENTS = ("squares", "moments")
 _MOMENTS_BYTES = 12  # of an ArkMoments
+_EXP_SUM_BYTES = 8  # of an ArkExpSum
 BLOCK_COLUMNS = 64  # neighbouring results that a block reduces at once, if a column is reduced
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
@@ -82,6 +85,8 @@ def _compute(sig: Signature) -> str:
 def _total(sig: Signature) -> str:
     """The C type of combined elements."""
     params, elements = sig.read(ReduceParams), _compute(sig)
+    if params.function == "logsumexp":
+        return "ArkExpSum"
     if params.function not in _MOMENTS:
         return elements
     words = text.pad4(sig.operands[0].shape, 1)[params.axis]
@@ -92,6 +97,8 @@ def _total_bytes(sig: Signature) -> int:
     """Bytes of combined elements."""
     if sig.read(ReduceParams).function in _MOMENTS:
         return _MOMENTS_BYTES
+    if sig.read(ReduceParams).function == "logsumexp":
+        return _EXP_SUM_BYTES
     return 8 if _compute(sig) == "ark_i64" else 4
 
 
@@ -146,9 +153,11 @@ class Reduce(TaskKind):
             kind != "bool" and not (mean and kind != "float"),
             f"function {params.function} does not support {kind}",
         )
-        given = {"squares": ("float", "ark_i64"), "moments": ("float",)}.get(
-            params.function, (kind,)
-        )
+        given = {
+            "squares": ("float", "ark_i64"),
+            "moments": ("float",),
+            "logsumexp": ("float",),
+        }.get(params.function, (kind,))
         need(kind in given, f"function {params.function} does not support {kind}")
         result = {"squares": "float", "moments": "ark_i64"}.get(params.function, kind)
         shaped(sig, out, shape, *(FLOAT_NAMES if result == "float" else INTEGER_NAMES))
@@ -266,6 +275,7 @@ class Reduce(TaskKind):
             "mean": f"v / {text.literal(params.count)}",
             "squares": "v.squares",
             "moments": "ark_moments_word(v)",
+            "logsumexp": "ark_exp_sum_log(v)",
         }
         return special.get(params.function, "v")
 

@@ -25,7 +25,8 @@ from ark.lower.rewrite.views import same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.reduce import MAX_FULL_TERM_INPUTS
 
-REDUCTIONS = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod", "squares"))
+FUNCTIONS = ("sum", "mean", "max", "min", "prod", "squares", "logsumexp")
+REDUCTIONS = tuple(f"reduce_{f}" for f in FUNCTIONS)
 MAX_COLUMN_NUMBERS = 4  # inputs with one element per result; a thread keeps them in registers
 
 

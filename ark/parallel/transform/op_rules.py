@@ -302,6 +302,7 @@ RULES: dict[str, Callable[[Node], str]] = {
     "reduce_min": _reduce,
     "reduce_prod": _reduce,
     "reduce_squares": _reduce,
+    "reduce_logsumexp": _reduce,
     "argmax": _argmax,
     "topk": _topk,
     "transpose": _transpose,

@@ -277,7 +277,13 @@ def _masks_of_layers() -> None:
         x = ark.matmul(x, ark.add(ark.mul(seen, 4.0), bias))
 
 
+def _loss() -> None:
+    x, ids = ark.tensor([64, 50], bf16), ark.tensor([64], int32)
+    ark.grad(ark.cross_entropy(x, ids), [x])
+
+
 CASES = (
+    Case("fuse_log_softmax", _loss),
     Case("cut_products", _few_tiles),
     Case("fuse_parts_norm", _normed_product),
     Case("fuse_sampling", _sampled_row),

@@ -40,6 +40,7 @@ NO_RULE = {
     "paged_attention",
     "quantized_linear",
     "recv",
+    "reduce_logsumexp",
     "rope_kv",
     "row_values",
     "rounded_rmsnorm",
