@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.ir.dtype import DataType
@@ -104,9 +104,13 @@ def dense_view(
     """The extents and offsets of a dense tensor that is viewed in another shape; None if such a
     view is not possible. The sizes of the new shape after its first dimension are multiplied; the
     buffer's number of elements and the tensor's first element must be multiples of this product.
+    If only the rows (the last dimension) have gaps after them, a view with the same rows is
+    possible.
     """
-    if not tensor.dense or math.prod(shape) != tensor.elements:
+    if math.prod(shape) != tensor.elements:
         return None
+    if not tensor.dense:
+        return _rows_view(tensor, shape)
     if tensor.dtype.packed and (not shape or shape[-1] % tensor.dtype.per_item):
         return None
     start = sum(o * s for o, s in zip(tensor.offsets, tensor.strides, strict=True))
@@ -115,6 +119,25 @@ def dense_view(
     if not shape or start % inner or total % inner:
         return None
     return (total // inner, *shape[1:]), (start // inner, *([0] * (len(shape) - 1)))
+
+
+def _rows_view(
+    tensor: Tensor, shape: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The result of `dense_view` for a tensor whose rows have gaps after them."""
+    if len(tensor.shape) < 2 or len(shape) < 2 or shape[-1] != tensor.shape[-1]:
+        return None
+    rows = replace(
+        tensor,
+        shape=tensor.shape[:-1],
+        extents=tensor.extents[:-1],
+        offsets=tensor.offsets[:-1],
+        padded=tensor.padded[:-1],
+    )
+    view = dense_view(rows, shape[:-1]) if rows.dense and not tensor.dtype.packed else None
+    if view is None:
+        return None
+    return (*view[0], tensor.extents[-1]), (*view[1], tensor.offsets[-1])
 
 
 def check_layout(

@@ -44,6 +44,7 @@ from ark.lower.rewrite.merge_equal import merge_equal
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
 from ark.lower.rewrite.overlap_collectives import overlap_collectives
 from ark.lower.rewrite.pack_weights import pack_weights
+from ark.lower.rewrite.pad_rows import pad_rows
 from ark.lower.rewrite.recompute import recompute
 from ark.lower.rewrite.reorder_small_ops import reorder_small_ops
 from ark.lower.rewrite.rotate_logits import rotate_logits
@@ -352,6 +353,14 @@ PASSES: tuple[Pass, ...] = (
         "The layer that makes a share of a sum over ranks sends it to all readers itself.",
         over=(("all_reduce",), ("linear",)),
         needs=("fuse_linear", "fuse_all_reduce_norm"),
+        option="",
+    ),
+    Pass(
+        pad_rows,
+        Stage.KERNEL,
+        "Rows of odd length that products access begin at multiples of 16 bytes.",
+        over=(("matmul",),),
+        needs=("align_operands", "fuse_windows"),
         option="",
     ),
     Pass(

@@ -94,13 +94,21 @@ ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
     if (first + STEP < total) finish(ahead);
   }
 }
-// Handles the remainder of a result that is a single row. If the row's size is not a multiple of a
-// pack (vector), the last tile ends with elements that do not fill a pack: calls body(i3) for each
-// of these.
+// Handles the remainders of rows. If a row's size is not a multiple of a pack (vector), its last
+// tile ends with elements that do not fill a pack: calls body(i0, i1, i2, i3) for each of these. The
+// last threads come first, because they have the fewest packs.
 template <class TILE, int PACK, class Body>
 ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
   constexpr int size = TILE::size[3], rest = size % PACK;
-  if (coord[3] + TILE::tile[3] >= size && ark_tid() < rest) body(size - rest + ark_tid());
+  constexpr int t0 = TILE::tile[0], t1 = TILE::tile[1], t2 = TILE::tile[2];
+  if (coord[3] + TILE::tile[3] < size) return;
+  for (int e = ARK_THREADS - 1 - ark_tid(); e < t0 * t1 * t2 * rest; e += ARK_THREADS) {
+    int r = e / rest, i0, i1, i2;
+    bool ok = ark_tile_index<TILE, 2, 1, t0 * t1>(coord, r, i2);
+    ok = ark_tile_index<TILE, 1, 1, t0>(coord, r, i1) && ok;
+    ok = ark_tile_index<TILE, 0, 1, 1>(coord, r, i0) && ok;
+    if (ok) body(i0, i1, i2, size - rest + e % rest);
+  }
 }
 
 // Stores N neighbouring results as one pack. make(to, j) writes result j to to[j].

@@ -30,6 +30,7 @@ from ark.tasks.box_text import (
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
+LEAST_PACKS = 4  # whole packs of a row that ends with a partial pack, if there are several rows
 # The record of a task (the struct that the device reads) has one bit for each operand that the
 # previous task of the processor computed, so that it may still be in registers.
 MAX_KEPT_OPERANDS = 16
@@ -119,7 +120,8 @@ class BoxWriter:
         """The packs that the operands' shapes and strides allow.
 
         A pack is a vector of neighbouring elements. Each row of the innermost dimension must
-        consist of whole packs, except that a single row may end with a partial pack. If the strides
+        consist of whole packs, except that a row may end with a partial pack if it is the only one
+        or if the result's rows begin at whole packs nevertheless. If the strides
         of an input's other dimensions are not multiples of a pack, its packs may be unaligned
         (`Packs.loose`).
         """
@@ -128,10 +130,9 @@ class BoxWriter:
         while pack > 1 and pack * sum(sizes[:-1]) > MAX_VECTOR_LOAD_BYTES:
             pack //= 2
         row = self.shape[3]
-        alone = math.prod(self.shape[:3]) == 1
         cut = self.tile[3] != row
         while pack > 1 and (
-            (cut and self.tile[3] % pack) or (not alone and row % pack) or row < pack
+            (cut and self.tile[3] % pack) or (row % pack and not self._ends_apart(pack))
         ):
             pack //= 2
         packed, loose = set(), set()
@@ -157,6 +158,16 @@ class BoxWriter:
                 continue
             packed.add(i)
         return Packs(pack, frozenset(packed), frozenset(loose)) if pack > 1 else Packs()
+
+    def _ends_apart(self, pack: int) -> bool:
+        """True if rows of the result may end with a partial pack: the result is one row, or its
+        rows are padded to whole packs in memory.
+        """
+        operand = self.sig.operands[self.out]
+        single = math.prod(self.shape[:3]) == 1
+        rows = zip(operand.shape[:-1], operand.strides[:-1], strict=True)
+        padded = not self.places and all(s % pack == 0 for n, s in rows if n > 1)
+        return self.shape[3] >= (pack if single else LEAST_PACKS * pack) and (single or padded)
 
     def _value(self, index: int) -> str:
         """The C++ text that loads an element of operand `index` from memory."""
@@ -310,10 +321,6 @@ class BoxWriter:
             )
         return declare, load, f"{each}{unpack}{store}    }});\n"
 
-    def _single(self) -> str:
-        """C++ statements that compute and store one element, for a result that is a single row."""
-        return f"    const int i0 = 0, i1 = 0, i2 = 0; {unused_names(NAMES)}\n{self._element()}"
-
     def several(self, packs: Packs, machine: Machine) -> bool:
         """True if a thread loads its next round of packs (vectors) while it computes the current
         one. This is done if one round has less than half of the bytes that a thread should have in
@@ -350,10 +357,10 @@ class BoxWriter:
         )
 
     def left(self, packs: Packs) -> str:
-        """The loop over the single elements at the end of a single row, if there are any."""
+        """The loop over the single elements at the ends of rows, if there are any."""
         if packs.size == 1 or not self.shape[3] % packs.size:
             return ""
-        return loop("ark_each_left", f"{self.box}, {packs.size}", "int i3", (), self._single())
+        return loop("ark_each_left", f"{self.box}, {packs.size}", "", NAMES, self._element())
 
     def _deep(self, packs: Packs, machine: Machine) -> str:
         """The loop of a tile by all threads, in which a thread loads its next round of packs while

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from ark.ir.attributes import MatmulAttributes
@@ -37,13 +37,21 @@ from ark.lower.boxed import (
 from ark.lower.cuts import is_exact
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fold_transposes import reading_turned
+from ark.lower.rewrite.odd_rows import padded_rows
 from ark.machine import Machine
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
 def align_operands(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which operands of products are copied to layouts that matrix units can
-    read, or read faster.
+    read, or read faster. Operands whose rows will be padded where they are (pad_rows) stay.
+    """
+    return lay_out(graph, context, padded_rows(graph, context))
+
+
+def lay_out(graph: Graph, context: Context, spared: Set[int] = frozenset()) -> Graph:
+    """A copy of the graph with the operands of products copied. spared: ids of the buffers of
+    operands that are not copied to aligned rows.
     """
     laid = {"matrix": _laid, "block": _laid_in_vectors}.get(context.machine.variant.name)
     if laid is None:
@@ -53,7 +61,7 @@ def align_operands(graph: Graph, context: Context) -> Graph:
     for node in graph.nodes:
         if node.type == "matmul":
             for side in SIDES:
-                before = laid(graph, node, side, number + 1, context.machine)
+                before = laid(graph, node, side, number + 1, context.machine, spared)
                 if before is not None:
                     number += 1
                     nodes.append(before)
@@ -62,7 +70,9 @@ def align_operands(graph: Graph, context: Context) -> Graph:
     return graph.with_nodes(nodes)
 
 
-def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine) -> Node | None:
+def _laid(
+    graph: Graph, product: Node, side: int, number: int, machine: Machine, spared: Set[int]
+) -> Node | None:
     """A node that copies or transposes operand `side` (0 or 1) of a product; None if warpgroups can
     read the operand as it is. number: the id of the new node.
     """
@@ -74,14 +84,14 @@ def _laid(graph: Graph, product: Node, side: int, number: int, machine: Machine)
         order = [*range(rank - 2), rank - 1, rank - 2]
         out = _rows_aligned(graph, [source.shape[d] for d in order], source, product)
         return _before(product, number, "transpose", source, out, {"perm": order})
-    if aligned(source) or not boxes(product, machine):
+    if aligned(source) or source.buffer.id in spared or not boxes(product, machine):
         return None
     out = _rows_aligned(graph, source.shape, source, product)
     return _before(product, number, "copy", source, out, {})
 
 
 def _laid_in_vectors(
-    graph: Graph, product: Node, side: int, number: int, machine: Machine
+    graph: Graph, product: Node, side: int, number: int, machine: Machine, spared: Set[int]
 ) -> Node | None:
     """A node that copies operand `side` (0 or 1) of an fp32 product to aligned rows; None if the
     product would not gain more time than the copy takes.
@@ -89,7 +99,12 @@ def _laid_in_vectors(
     costs, source, shape = machine.costs, product.inputs[side], fold(product.outputs[0].shape)
     depth, types = depth_of(product), [t.dtype.name for t in product.inputs[:2]]
     exact = bool(machine.exact_tiles) and is_exact(types, shape, depth, machine)
-    if aligned(source) or not exact or product.read(MatmulAttributes).tf32:
+    if (
+        aligned(source)
+        or source.buffer.id in spared
+        or not exact
+        or product.read(MatmulAttributes).tf32
+    ):
         return None
     product_us = 2.0 * math.prod(shape) * depth / (costs.exact_rate * machine.processors)
     waits_us = costs.task_us + costs.signal_us + costs.each_signal_us * machine.processors
