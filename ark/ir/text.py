@@ -13,6 +13,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 
 MAX_VALUE_LENGTH = 160  # the longest text of an attribute, in characters
+MAX_GAP_ELEMENTS = 16  # a longer gap after each row belongs to another tensor, such as a slice
 
 
 def to_text(graph: Graph) -> str:
@@ -70,11 +71,13 @@ def _node(node: Node, names: _Names) -> str:
 
 def _layout(tensor: Tensor) -> str:
     """A tensor's data type and shape as text. If the tensor is a part of its buffer, its offsets
-    follow.
+    follow. If gaps follow its rows, the distance between rows follows.
     """
     part = f" at {list(tensor.offsets)}" if any(tensor.offsets) else ""
     rank = f" of rank {tensor.buffer.rank}" if tensor.buffer.rank >= 0 else ""
-    return f"{tensor.dtype.name}{list(tensor.shape)}{part}{rank}"
+    gap = 0 < tensor.extents[-1] - tensor.shape[-1] < MAX_GAP_ELEMENTS and not part
+    rows = f" in rows of {tensor.extents[-1]}" if gap else ""
+    return f"{tensor.dtype.name}{list(tensor.shape)}{rows}{part}{rank}"
 
 
 def _value(value: Any) -> str:

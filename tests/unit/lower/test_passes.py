@@ -40,6 +40,7 @@ SHARED = {
     "image_layouts",
     "makers",
     "masks",
+    "odd_rows",
     "strided",
     "turned_images",
     "views",

@@ -282,7 +282,14 @@ def _loss() -> None:
     ark.grad(ark.cross_entropy(x, ids), [x])
 
 
+def _scores() -> None:
+    q, k, v = (ark.tensor([2, n, 64], bf16) for n in (256, 197, 197))
+    scores = ark.softmax(ark.matmul(q, k, transpose_other=True))
+    ark.matmul(ark.cast(ark.mul(ark.cast(scores, fp32), 2.0), bf16), v)
+
+
 CASES = (
+    Case("pad_rows", _scores),
     Case("fuse_log_softmax", _loss),
     Case("cut_products", _few_tiles),
     Case("fuse_parts_norm", _normed_product),
