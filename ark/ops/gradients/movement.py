@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ark.frontend.tensor import Tensor
+from ark.frontend.tensor import NullTensor, Tensor
 from ark.ir.attributes import (
     AxisAttributes,
     RowsAttributes,
@@ -18,18 +18,21 @@ from ark.ir.attributes import (
     ScatterAttributes,
     TransposeAttributes,
 )
-from ark.ir.dtype import DataType, fp32, int64
+from ark.ir.dtype import DataType, fp32, int32, int64
 from ark.ops.elementwise import add, cast, div, mul, sub, zeros
 from ark.ops.gradients.chosen import placed
 from ark.ops.gradients.elementwise import computed, unbroadcast
 from ark.ops.gradients.table import Call, Gradients, refuse, rule
-from ark.ops.logic import mod
+from ark.ops.logic import less, mod
 from ark.ops.lookup import gather, gather_elements, scatter_elements
 from ark.ops.movement import rope, transpose
+from ark.ops.reductions import reduce_sum
 from ark.ops.scans import cumprod, cumsum
-from ark.ops.selection import clip, iota
+from ark.ops.selection import clip, iota, where
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, index, leaf, number
+
+MAX_SUMMED_ROWS = 8  # most rows of a table each of which sums its updates among all updates
 
 
 @rule("reshape")
@@ -61,7 +64,10 @@ def scattered(
     computed in fp32.
     """
     wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
-    summed = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
+    base = zeros(shape, fp32)
+    along_rows = axis == len(shape) - 1  # such a scatter can copy the zeros as it adds
+    target = NullTensor if along_rows else base
+    summed = scatter_elements(base, ids, wide, axis, "add", output=target)
     return summed if dtype == fp32 else cast(summed, dtype)
 
 
@@ -73,10 +79,19 @@ def _embedding(call: Call) -> Gradients:
 
 def rows_added(shape: Sequence[int], ids: Tensor, updates: Tensor, dtype: DataType) -> Tensor:
     """The gradient of a table whose rows were looked up. ids (...): the numbers of the rows that
-    were read. updates (..., dim): the gradients of these rows, which are added.
+    were read. updates (..., dim): the gradients of these rows, which are added. For a table of few
+    rows, each row sums its own updates among all, because a scatter would add the updates of a row
+    one after another.
     """
     many = ids.ir.elements
     flat = reshape(updates, [many, shape[1]])
+    if shape[0] <= MAX_SUMMED_ROWS < many:
+        numbers = reshape(ids, [1, many, 1])
+        numbers = cast(where(less(numbers, 0), add(numbers, shape[0]), numbers), int32)
+        tree = ["where", ["equal", index(-3), leaf(0)], leaf(1), number(0.0)]
+        own = computed(tree, [numbers, flat], [shape[0], many, shape[1]], flat.ir.dtype)
+        summed = reshape(reduce_sum(own, 1), shape)
+        return summed if summed.ir.dtype == dtype else cast(summed, dtype)
     return scattered(shape, reshape(ids, [many, 1]), flat, 0, dtype)
 
 
