@@ -98,20 +98,53 @@ struct ArkMomentsFold {
 struct ArkExpSum {
   float most, sum;
 };
+template <typename T>
+constexpr bool ark_is_exp_sum = false;
+template <>
+constexpr bool ark_is_exp_sum<ArkExpSum> = true;
 template <>
 struct ArkTotal<ArkExpSum> {
   ARK_DEVICE ArkExpSum of(float v) { return {v, 1.0f}; }
 };
 // If an element is NaN, so is the sum: a comparison with NaN is false, and the exponential is NaN.
+// Single values are selected instead of structs, for which compilers would emit branches.
 struct ArkExpSumFold {
   ARK_DEVICE ArkExpSum none(ArkExpSum) { return {-ark_inf(), 0.0f}; }
   ARK_DEVICE ArkExpSum join(const ArkExpSum& a, const ArkExpSum& b) {
-    const float apart = a.most - b.most;
-    const float share = a.most == b.most ? 1.0f : ark_exp(apart > 0.0f ? -apart : apart);
-    return apart > 0.0f ? ArkExpSum{a.most, a.sum + b.sum * share}
-                        : ArkExpSum{b.most, a.sum * share + b.sum};
+    const bool more = b.most > a.most;
+    const float most = more ? b.most : a.most, least = more ? a.most : b.most;
+    const float share = least == most ? 1.0f : ark_exp(least - most);
+    const float kept = more ? b.sum : a.sum, scaled = more ? a.sum : b.sum;
+    return {most, scaled * share + kept};
   }
 };
+// Adds U packs of V values to V separate totals. there(u): false if pack u does not exist.
+template <class F, typename T, int U, int V, class There>
+ARK_DEVICE void ark_join_packs(T (&part)[V], const T (&value)[U][V], const There& there) {
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    if (!there(u)) continue;
+#pragma unroll
+    for (int j = 0; j < V; ++j) part[j] = F::join(part[j], value[u][j]);
+  }
+}
+// Exponentials of several elements are added after their largest one is known, so that a sum is
+// scaled once for all of them. A total of -inf alone is not subtracted, because that would be NaN.
+template <class F, int U, int V, class There>
+ARK_DEVICE void ark_join_packs(ArkExpSum (&part)[V], const ArkExpSum (&value)[U][V],
+                               const There& there) {
+#pragma unroll
+  for (int j = 0; j < V; ++j) {
+    float most = part[j].most;
+#pragma unroll
+    for (int u = 0; u < U; ++u) most = there(u) && value[u][j].most > most ? value[u][j].most : most;
+    const float from = most == -ark_inf() ? 0.0f : most;
+    float sum = part[j].sum * ark_exp(part[j].most - from);
+#pragma unroll
+    for (int u = 0; u < U; ++u) sum += there(u) ? ark_exp(value[u][j].most - from) : 0.0f;
+    part[j] = {most, sum};
+  }
+}
 // The logarithm of the sum of exponentials. NaN if an element is infinite, as the log-softmax of
 // such a row.
 ARK_DEVICE float ark_exp_sum_log(const ArkExpSum& v) {

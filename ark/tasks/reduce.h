@@ -139,12 +139,7 @@ ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish&
       } else if (r + step < rows) {
         load(r + step, me * V);
       }
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        if (!inside(k + u * WIDTH * V)) continue;
-#pragma unroll
-        for (int j = 0; j < V; ++j) part[j] = F::join(part[j], value[u][j]);
-      }
+      ark_join_packs<F>(part, value, [&](int u) { return inside(k + u * WIDTH * V); });
     }
     for (int k = bulk + me; k < K; k += WIDTH)
       part[0] = F::join(part[0], ArkTotal<T>::of(ark_term(source, k)));
@@ -212,6 +207,51 @@ ARK_DEVICE void ark_reduce_rows_alone(int rows, const In& in, const Finish& fini
       for (int j = 0; j < half; ++j) part[j] = F::join(part[j], part[j + half]);
     }
     finish(r, part[0]);
+  }
+}
+
+// ark_reduce_rows_alone for sums of exponentials. A row is processed in parts of PART elements: the
+// largest elements of a part are found before its exponentials are added, and both loops are
+// vectorised.
+template <class F, int K, int SIDE, class In, class Finish>
+ARK_DEVICE void ark_sum_exps_alone(int rows, const In& in, const Finish& finish) {
+  constexpr int PART = 16 * SIDE, bulk = K / SIDE * SIDE;
+  for (int r = 0; r < rows; ++r) {
+    const auto source = in(r);
+    float most[SIDE], from[SIDE], sum[SIDE];
+    for (int j = 0; j < SIDE; ++j) {
+      most[j] = -ark_inf();
+      sum[j] = 0.0f;
+    }
+    for (int first = 0; first < bulk; first += PART) {
+      const int end = first + PART < bulk ? first + PART : bulk;
+      float old[SIDE];
+      for (int j = 0; j < SIDE; ++j) old[j] = most[j];
+      for (int k = first; k < end; k += SIDE) {
+        ARK_VECTOR_LOOP
+        for (int j = 0; j < SIDE; ++j) {
+          const float v = static_cast<float>(ark_term(source, k + j));
+          most[j] = v > most[j] ? v : most[j];
+        }
+      }
+      ARK_VECTOR_LOOP
+      for (int j = 0; j < SIDE; ++j) {
+        from[j] = most[j] == -ark_inf() ? 0.0f : most[j];
+        sum[j] *= ark_exp(old[j] - from[j]);
+      }
+      for (int k = first; k < end; k += SIDE) {
+        ARK_VECTOR_LOOP
+        for (int j = 0; j < SIDE; ++j) {
+          sum[j] += ark_exp(static_cast<float>(ark_term(source, k + j)) - from[j]);
+        }
+      }
+    }
+    ArkExpSum total = F::none(ArkExpSum());
+    for (int j = 0; j < SIDE; ++j) total = F::join(total, ArkExpSum{most[j], sum[j]});
+    for (int k = bulk; k < K; ++k) {
+      total = F::join(total, ArkTotal<ArkExpSum>::of(ark_term(source, k)));
+    }
+    finish(r, total);
   }
 }
 
@@ -344,7 +384,9 @@ ARK_DEVICE void ark_reduce_last(ArkCtx& c, const ArkTask& t, const In& in, const
     at(r, [&](int i0, int i1, int i2) { finish(i0, i1, i2, v); });
   };
   const int rows = FLAT ? n2 : n0 * n1 * n2;
-  if constexpr (ARK_THREADS == 1) {
+  if constexpr (ARK_THREADS == 1 && ark_is_exp_sum<T>) {
+    ark_sum_exps_alone<F, K, V>(rows, row, store);
+  } else if constexpr (ARK_THREADS == 1) {
     ark_reduce_rows_alone<F, T, K, V>(rows, row, store);
   } else if (PART > 0 && (V == 1 || ark_aligned(address))) {
     ark_reduce_short < F, T, K, V, PART<1 ? 1 : PART, E, R>(rows, row, store);
