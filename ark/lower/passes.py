@@ -12,16 +12,13 @@ from enum import Enum
 
 from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.graph import Graph
-from ark.lower.choose import choose
 from ark.lower.rewrite.align_operands import align_operands
 from ark.lower.rewrite.cancel_transposes import cancel_transposes
-from ark.lower.rewrite.channels_last import channels_last as turn_channels
 from ark.lower.rewrite.compose_remaps import compose_remaps
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.cut_products import cut_products
 from ark.lower.rewrite.fold_transposes import fold_transposes
 from ark.lower.rewrite.fuse_all_reduce_norm import fuse_all_reduce_norm
-from ark.lower.rewrite.fuse_attention import fuse_attention
 from ark.lower.rewrite.fuse_chains import fuse_chains
 from ark.lower.rewrite.fuse_epilogues import ENDED, fuse_epilogues
 from ark.lower.rewrite.fuse_experts import fuse_experts
@@ -54,8 +51,7 @@ from ark.lower.rewrite.split_elementwise import split_elementwise
 from ark.lower.rewrite.split_norms import split_norms
 from ark.lower.rewrite.unpack_rows import unpack_rows
 from ark.lower.rewrite.weights_first import weights_first
-from ark.machine import Machine
-from ark.machine.capability import Capability
+from ark.lower.variant_passes import channels_last, fuse_unit_attention
 
 
 class Stage(Enum):
@@ -100,37 +96,6 @@ class Pass:
     def applies(self, graph: Graph) -> bool:
         """True if the graph has a node of each set of types in `over`."""
         return all(not graph.view.types.isdisjoint(types) for types in self.over)
-
-
-def channels_last(graph: Graph, context: Context) -> Graph:
-    """The graph with the channels of convolutions as the last dimension. Depthwise convolutions and
-    images with few channels are included only if the kernel variant that is chosen for the
-    resulting graph loads windows by box copies.
-    """
-    if not context.machine.has(Capability.WINDOW_BOXES):
-        return turn_channels(graph, context, boxed=False)
-    turned = turn_channels(graph, context)
-    if turned is graph or all(m.variant.name == "matrix" for m in choose(turned, context)):
-        return turned
-    return turn_channels(graph, context, boxed=False)
-
-
-def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
-    """The graph with each attention fused into one node, if the kernel variants chosen for the
-    resulting graph all run attention on matrix units or with one thread per processor. Otherwise
-    the graph is returned unchanged.
-    """
-    fused = fuse_attention(graph, context)
-    if fused is graph:
-        return graph
-    machines = choose(fused, context)
-    phases = {n.phase for n in fused.nodes if n.type == "attention"}
-    return fused if all(_multiplies_attention(machines[p]) for p in phases) else graph
-
-
-def _multiplies_attention(machine: Machine) -> bool:
-    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.ONE_PRODUCT_BODY)
-    return machine.has(Capability.ATTENTION_UNITS) or (machine.variant.name == "matrix" and boxed)
 
 
 PASSES: tuple[Pass, ...] = (

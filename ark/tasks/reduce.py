@@ -55,8 +55,7 @@ _FOLDS = {
     "logsumexp": "ArkExpSumFold",
 }
 _MOMENTS = ("squares", "moments")
-_MOMENTS_BYTES = 12  # of an ArkMoments
-_EXP_SUM_BYTES = 8  # of an ArkExpSum
+_STRUCT_BYTES = {"squares": 12, "moments": 12, "logsumexp": 8}  # of totals that are structs
 BLOCK_COLUMNS = 64  # neighbouring results that a block reduces at once, if a column is reduced
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
@@ -85,21 +84,16 @@ def _compute(sig: Signature) -> str:
 def _total(sig: Signature) -> str:
     """The C type of combined elements."""
     params, elements = sig.read(ReduceParams), _compute(sig)
-    if params.function == "logsumexp":
-        return "ArkExpSum"
     if params.function not in _MOMENTS:
-        return elements
+        return "ArkExpSum" if params.function == "logsumexp" else elements
     words = text.pad4(sig.operands[0].shape, 1)[params.axis]
     return f"ArkMoments<{params.count // words if elements == 'ark_i64' else 1}>"
 
 
 def _total_bytes(sig: Signature) -> int:
     """Bytes of combined elements."""
-    if sig.read(ReduceParams).function in _MOMENTS:
-        return _MOMENTS_BYTES
-    if sig.read(ReduceParams).function == "logsumexp":
-        return _EXP_SUM_BYTES
-    return 8 if _compute(sig) == "ark_i64" else 4
+    plain = 8 if _compute(sig) == "ark_i64" else 4
+    return _STRUCT_BYTES.get(sig.read(ReduceParams).function, plain)
 
 
 def team_of(rows: int, machine: Machine) -> int:
@@ -153,11 +147,8 @@ class Reduce(TaskKind):
             kind != "bool" and not (mean and kind != "float"),
             f"function {params.function} does not support {kind}",
         )
-        given = {
-            "squares": ("float", "ark_i64"),
-            "moments": ("float",),
-            "logsumexp": ("float",),
-        }.get(params.function, (kind,))
+        few = {"squares": ("float", "ark_i64"), "moments": ("float",), "logsumexp": ("float",)}
+        given = few.get(params.function, (kind,))
         need(kind in given, f"function {params.function} does not support {kind}")
         result = {"squares": "float", "moments": "ark_i64"}.get(params.function, kind)
         shaped(sig, out, shape, *(FLOAT_NAMES if result == "float" else INTEGER_NAMES))
@@ -271,12 +262,9 @@ class Reduce(TaskKind):
         for a mean.
         """
         params = sig.read(ReduceParams)
-        special = {
-            "mean": f"v / {text.literal(params.count)}",
-            "squares": "v.squares",
-            "moments": "ark_moments_word(v)",
-            "logsumexp": "ark_exp_sum_log(v)",
-        }
+        mean = f"v / {text.literal(params.count)}"
+        special = {"mean": mean, "squares": "v.squares", "moments": "ark_moments_word(v)"}
+        special["logsumexp"] = "ark_exp_sum_log(v)"
         return special.get(params.function, "v")
 
     def _source(self, sig: Signature, parameters: Sequence[str], names: Sequence[str]) -> str:

@@ -1,0 +1,42 @@
+"""Passes on the whole graph that depend on the kernel variants that would be chosen for their
+result. Listed in ark.lower.passes.
+"""
+
+from __future__ import annotations
+
+from ark.ir.graph import Graph
+from ark.lower.choose import choose
+from ark.lower.rewrite.channels_last import channels_last as turn_channels
+from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.fuse_attention import fuse_attention
+from ark.machine import Machine
+from ark.machine.capability import Capability
+
+
+def channels_last(graph: Graph, context: Context) -> Graph:
+    """The graph with the channels of convolutions last. Depthwise convolutions and images with few
+    channels are included only if the kernel variant of that graph loads windows by box copies.
+    """
+    if not context.machine.has(Capability.WINDOW_BOXES):
+        return turn_channels(graph, context, boxed=False)
+    turned = turn_channels(graph, context)
+    if turned is graph or all(m.variant.name == "matrix" for m in choose(turned, context)):
+        return turned
+    return turn_channels(graph, context, boxed=False)
+
+
+def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
+    """The graph with each attention fused into one node, if the kernel variants chosen for that
+    graph all run attention on matrix units or with one thread per processor.
+    """
+    fused = fuse_attention(graph, context)
+    if fused is graph:
+        return graph
+    machines = choose(fused, context)
+    phases = {n.phase for n in fused.nodes if n.type == "attention"}
+    return fused if all(_multiplies_attention(machines[p]) for p in phases) else graph
+
+
+def _multiplies_attention(machine: Machine) -> bool:
+    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.ONE_PRODUCT_BODY)
+    return machine.has(Capability.ATTENTION_UNITS) or (machine.variant.name == "matrix" and boxed)
