@@ -66,3 +66,26 @@ def test_several_elements_of_a_line_are_scattered() -> None:
         x, ids = ark.tensor([3, 4]), ark.tensor([3, 2], ark.int32)
         ark.grad([ark.gather_elements(x, ids, 1)], [x], [ark.tensor([3, 2])])
     assert "scatter_elements" in _types(model.graph)
+
+
+@pytest.mark.parametrize("rows", [2, 8, 9])
+def test_a_table_of_few_rows_has_a_gradient_without_scatters(rows: int) -> None:
+    """The gradient of rows that are looked up many times, also by negative numbers, equals torch's.
+    In a table of few rows it is a sum of all updates with the row's number.
+    """
+    random = np.random.default_rng(rows)
+    indices = random.integers(-rows, rows, (5, 6))
+    weights = random.normal(size=(5, 6, 3))
+    weights[0, 0] = np.inf  # stays in its own row
+    with ark.use_model(ark.Model(0, 1)) as model:
+        ids, table, w = ark.tensor([5, 6], ark.int64), ark.tensor([rows, 3]), ark.tensor([5, 6, 3])
+        (gradient,) = ark.grad([ark.embedding(ids, table)], [table], [w])
+    assert ("scatter_elements" in _types(model.graph)) == (rows > 8)
+    memory = Interpreter()
+    memory.view(ids.ir)[...] = indices
+    memory.view(w.ir)[...] = weights
+    memory.run(model.graph, 0)
+    want = torch.zeros(rows, 3, dtype=torch.float64)
+    updates = torch.tensor(weights).reshape(30, 3)
+    want.index_add_(0, torch.tensor(indices % rows).reshape(30), updates)
+    np.testing.assert_allclose(memory.view(gradient.ir), want.numpy(), rtol=1e-6, atol=1e-9)
