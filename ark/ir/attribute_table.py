@@ -64,6 +64,7 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "rotary_embedding": RotaryAttributes,
     "rope_kv": ProjectionAttributes,
     "attention": AttentionAttributes,
+    "attention_gradient": AttentionAttributes,
     "paged_attention": AttentionAttributes,
     "matmul": MatmulAttributes,
     "matmul_all_reduce": OverlappedAttributes,

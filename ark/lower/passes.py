@@ -150,6 +150,7 @@ PASSES: tuple[Pass, ...] = (
         Stage.GRAPH,
         "softmax(q k^T) v becomes one node, whose scores never reach memory.",
         over=(("softmax", "safe_softmax"), ("matmul",)),
+        gives=("attention_gradient",),
         needs=("pack_weights",),
     ),
     Pass(

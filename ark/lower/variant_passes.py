@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
+from ark.lower.rewrite.attention_gradients import multiplies_gradients
 from ark.lower.rewrite.channels_last import channels_last as turn_channels
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_attention import fuse_attention
@@ -26,15 +27,22 @@ def channels_last(graph: Graph, context: Context) -> Graph:
 
 
 def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
-    """The graph with each attention fused into one node, if the kernel variants chosen for that
-    graph all run attention on matrix units or with one thread per processor.
+    """The graph with each attention, and its gradients, fused into one node each, if the kernel
+    variants chosen for the resulting graph all run them on matrix units or with one thread per
+    processor. Otherwise the gradients, or attention too, are left as they are.
     """
-    fused = fuse_attention(graph, context)
-    if fused is graph:
-        return graph
-    machines = choose(fused, context)
-    phases = {n.phase for n in fused.nodes if n.type == "attention"}
-    return fused if all(_multiplies_attention(machines[p]) for p in phases) else graph
+    for gradients in (True, False):
+        fused = fuse_attention(graph, context, gradients)
+        if fused is graph:
+            continue
+        machines = choose(fused, context)
+        phases = {n.phase for n in fused.nodes if n.type == "attention"}
+        back = {n.phase for n in fused.nodes if n.type == "attention_gradient"}
+        if all(_multiplies_attention(machines[p]) for p in phases) and all(
+            multiplies_gradients(machines[p]) for p in back
+        ):
+            return fused
+    return graph
 
 
 def _multiplies_attention(machine: Machine) -> bool:

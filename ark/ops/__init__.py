@@ -17,6 +17,7 @@ from ark.lower.ops.communication import overlapped_gather as overlapped_gather
 from ark.lower.ops.communication import programs as programs
 from ark.lower.ops.communication import switched as switched
 from ark.ops import adjusted as adjusted
+from ark.ops import attention_gradient as attention_gradient
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
 from ark.ops import parts as parts

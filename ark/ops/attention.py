@@ -164,7 +164,8 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
     The inputs may end with a tensor (1, 2 * kv_heads * width): the key and value of the query's
     single row, which the caches may not contain yet (ark.lower.rewrite.pack_weights). The attribute
     by_rows is True if keys and values are ([batch,] context, kv_heads * width), the layout that
-    ark.lower.rewrite.fuse_attention creates.
+    ark.lower.rewrite.fuse_attention creates. If the attribute `logarithms` is True, the second
+    result has of each row and head the logarithm of the sum of exponentials.
     """
     q, key, value, *rest = inputs
     how = AttentionAttributes.from_node(attrs)
@@ -189,10 +190,11 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
         extra = [np.array([position]), *([] if sinks is None else [sinks])]
         masks = [[] if mask is None else [mask[n % len(mask)][None]] for n in range(len(q))]
         rows = zip(q, key, value, masks, strict=True)
-        return [np.stack([attention_reference([*row, *extra, *m], options)[0] for *row, m in rows])]
+        results = [attention_reference([*row, *extra, *m], options) for *row, m in rows]
+        return [np.stack(each) for each in zip(*results, strict=True)]
     heads, width, context = how.heads, how.head_dim, key.shape[1]
     group = heads // key.shape[0]
-    out = np.zeros(q.shape)
+    out, logarithms = np.zeros(q.shape), np.full((len(q), heads), np.inf)
     full = None if mask is None else np.broadcast_to(mask[0], (heads, len(q), context))
     for r in range(len(q)):
         end = min(position + r + 1, context) if how.causal else context
@@ -208,11 +210,13 @@ def attention_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) 
                 scores = np.append(scores, sinks[h])
             if (scores == -np.inf).all():
                 out[r, part] = np.nan if how.strict else 0.0
+                logarithms[r, h] = np.nan if how.strict else np.inf
                 continue
             weights = np.exp(scores - scores.max())
+            logarithms[r, h] = scores.max() + np.log(weights.sum())
             seen = weights[: max(0, end - begin)]
             out[r, part] = seen / weights.sum() @ value[h // group, begin:end]
-    return [out]
+    return [out, logarithms] if how.logarithms else [out]
 
 
 def _masked_scores(scores: np.ndarray, mask: np.ndarray, how: AttentionAttributes) -> np.ndarray:

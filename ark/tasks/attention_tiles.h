@@ -141,6 +141,15 @@ ARK_DEVICE float ark_attention_share(float weight) {
   return S::STRICT || weight != 0.0f ? 1.0f / weight : 0.0f;
 }
 
+// The logarithm of a row's sum of exponentials, from which weights are computed again:
+// exp(score - logarithm). top: what the exponentials are relative to. A row that sees no key has
+// the weights 0, or NaN if STRICT.
+template <class S>
+ARK_DEVICE float ark_attention_logarithm(float top, float weight) {
+  if (weight == 0.0f) return S::STRICT ? ark_inf() - ark_inf() : ark_inf();
+  return top + ark_log(weight);
+}
+
 // The shared memory of the device function that every backend can use: R rows of queries, their
 // scores of C keys, and their sums. If a block has one thread, it also has C keys, transposed.
 template <class S, int C, int R>
@@ -251,9 +260,12 @@ ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V
   }
 }
 
-template <class S, int C, int R, class Q, class K, class V, class O, class P, class N, class M>
+// logarithms: an operand for each row's logarithm of the sum of exponentials.
+template <class S, int C, int R, class Q, class K, class V, class O, class P, class N, class M,
+          class L = ArkNoOperand>
 ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, float cap, Q query,
-                                    K keys, V values, O output, P position, N sinks, M mask) {
+                                    K keys, V values, O output, P position, N sinks, M mask,
+                                    L logarithms = {}) {
   auto& s = *reinterpret_cast<ArkAttentionTileScratch<S, C, R>*>(ARK_SCRATCH(c));
   ark_attention_each<S>(t, position, [&](const ArkAttentionTile& whole) {
     ark_check_pages<S::CONTEXT>(c, keys, position, whole.begin, whole.end);
@@ -289,6 +301,12 @@ ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, fl
         const int column = tile.head * S::D + i % S::D;
         ark_publish(c, output, 0, tile.batch, tile.row + i / S::D, column,
                     S::STRICT || weight != 0.0f ? s.sum[i] / weight : 0.0f);
+      }
+      if constexpr (L::given) {
+        for (int r = ark_tid(); r < rows; r += ARK_THREADS) {
+          ark_publish(c, logarithms, 0, tile.batch, tile.row + r, tile.head,
+                      ark_attention_logarithm<S>(s.top[r], s.weight[r]));
+        }
       }
       ark_sync();
     }

@@ -3,11 +3,13 @@ the keys in blocks with a running softmax (Milakov and Gimelshein 2018; FlashAtt
 2022). Emitted by ark.lower.ops.attention and ark.lower.ops.paged.
 
 `attention_tiles` params: heads, kv_heads, head_dim, rows (of a tile), scale, causal, window,
-softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict.
+softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict, logarithms.
 
 operands: q ([batch,] m, heads * head_dim), keys and values, output, [position (1,) if placed], [the
 page numbers (1, most) if paged; ark.tasks.paged], [sinks (heads,) fp32 if sinks], [mask (batch,
-heads, m, context) if mask]. A mask's dimensions are full or 1; a mask of fewer batches repeats. The
+heads, m, context) if mask], [logarithms ([batch,] m, heads) fp32 if logarithms]. A mask's
+dimensions are full or 1; a mask of fewer batches repeats. A logarithm is that of a row's sum of
+exponentials of the scores; infinity if all scores are -inf. The
 shape of keys and values is ([batch,] kv_heads, context, head_dim), dense; if by_rows, ([batch,]
 context, kv_heads * head_dim), like the queries; if paged, (pool, kv_heads, page, head_dim). Row r
 is at position + r (at r if not placed). If causal, it sees the keys up to its own position,
@@ -78,6 +80,7 @@ class AttentionTilesParams(Params, frozen=True):
     mask: MaskForm = ""
     fill: float = -math.inf
     strict: bool = False
+    logarithms: bool = False
 
 
 class AttentionTiles(TaskKind):
@@ -88,7 +91,7 @@ class AttentionTiles(TaskKind):
         super().check(sig)
         p = sig.read(AttentionTilesParams)
         by_rows, paged = bool(p.by_rows), bool(p.paged)
-        counted(sig, 4 + p.placed + paged + p.sinks + bool(p.mask))
+        counted(sig, 4 + p.placed + paged + p.sinks + bool(p.mask) + p.logarithms)
         heads, kv_heads, width = p.heads, p.kv_heads, p.head_dim
         need(
             heads % kv_heads == 0,
@@ -133,7 +136,7 @@ class AttentionTiles(TaskKind):
             shaped(sig, 4 + p.placed + paged, (heads,), "fp32", dense=True)
         if p.mask:
             kinds = FLOAT_NAMES if p.mask == "added" else ("bool",)
-            mask = typed(sig, len(sig.operands) - 1, *kinds)
+            mask = typed(sig, _mask_index(sig), *kinds)
             full = (_batch(sig), heads, query.shape[-2], context_of(sig))
             fits = len(mask.shape) == 4 and full[0] % mask.shape[0] == 0
             fits = fits and all(
@@ -148,6 +151,8 @@ class AttentionTiles(TaskKind):
                 not paged and p.fill < math.inf,
                 "keys in pages do not support a mask of hidden keys",
             )
+        if p.logarithms:
+            shaped(sig, len(sig.operands) - 1, (*query.shape[:-1], heads), "fp32")
         need(context_of(sig) + query.shape[-2] <= INT_MAX, "element indices exceed 32 bits")
         need(p.tasks <= number_of_tiles(sig), "there are more tasks than tiles")
 
@@ -191,8 +196,11 @@ class AttentionTiles(TaskKind):
             Access(2, *cache),
             Access(3, *box, write=True),
         ]
-        last = len(sig.operands) - bool(p.mask)
+        last = _mask_index(sig) if p.mask else len(sig.operands) - p.logarithms
         accesses += [whole(i, sig.operands[i]) for i in range(4, last)]
+        if p.logarithms:
+            rows_of = (*lead[0], row, head), (*lead[1], end, head + 1)
+            accesses.append(Access(len(sig.operands) - 1, *rows_of, write=True))
         if p.mask:
             shape = sig.operands[last].shape
             begins = (batch % shape[0], head if shape[1] > 1 else 0, row if shape[2] > 1 else 0, 0)
@@ -216,7 +224,8 @@ class AttentionTiles(TaskKind):
         return cache_texts(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        return text.call(name, "ark_attention_tiles", (shape(sig), *_cut(sig, machine)), given(sig))
+        arguments = (*given(sig), *logarithms(sig))
+        return text.call(name, "ark_attention_tiles", (shape(sig), *_cut(sig, machine)), arguments)
 
 
 def _scratch(sig: Signature, machine: Machine, chunk: int, strip: int) -> int:
@@ -282,16 +291,30 @@ def given(sig: Signature) -> tuple[str, ...]:
     )
 
 
+def logarithms(sig: Signature) -> tuple[str, ...]:
+    """The text of a further argument if the operands have logarithms."""
+    if not sig.read(AttentionTilesParams).logarithms:
+        return ()
+    return (text.given(sig, len(sig.operands) - 1, const=False),)
+
+
+def _mask_index(sig: Signature) -> int:
+    return len(sig.operands) - 1 - sig.read(AttentionTilesParams).logarithms
+
+
 def _mask(sig: Signature) -> str:
-    """The text of the mask argument of an attention call."""
     p = sig.read(AttentionTilesParams)
-    if not p.mask:
-        return "ArkNoOperand{}"
-    operand = text.given(sig, len(sig.operands) - 1)
-    fill = p.fill if p.fill == -math.inf else max(p.fill, LEAST_SCORE)
-    form, count = f"ARK_MASK_{p.mask.upper()}", sig.operands[-1].shape[0]
-    repeats = f", {count}" if 1 < count < _batch(sig) else ""
-    return f"ark_attention_mask_of<{form}{repeats}>({operand}, {text.literal(fill)})"
+    return mask_of(sig, _mask_index(sig), p.mask, p.fill) if p.mask else "ArkNoOperand{}"
+
+
+def mask_of(sig: Signature, index: int, form: str, fill: float) -> str:
+    """The text of the mask argument of an attention call. index: of the mask operand."""
+    operand, batch = text.given(sig, index), _batch(sig)
+    fill = fill if fill == -math.inf else max(fill, LEAST_SCORE)
+    count = sig.operands[index].shape[0]
+    repeats = f", {count}" if 1 < count < batch else ""
+    named = f"ARK_MASK_{form.upper()}"
+    return f"ark_attention_mask_of<{named}{repeats}>({operand}, {text.literal(fill)})"
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:

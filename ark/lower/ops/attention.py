@@ -70,6 +70,7 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
         mask=given.mask,
         fill=given.fill,
         strict=given.strict,
+        logarithms=given.logarithms,
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
@@ -90,7 +91,7 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
         params = structs.replace(params, group=most)
         starts = range(0, length, rows)
         coords = [(b, h, r) for b in range(batch) for h in range(heads) for r in starts]
-    lowering.emit("attention_tiles", params, [q, key, value, out, *rest], coords)
+    lowering.emit("attention_tiles", params, [q, key, value, out, *rest, *node.outputs[1:]], coords)
 
 
 def attention_splits(
@@ -144,7 +145,7 @@ def lower_attention(lowering: Lowering, node: Node) -> None:
     merges = []
     for b in range(batch):
         inputs = [t if t is sinks else lowering.part(t, batch, b) for t in node.inputs]
-        outputs = (lowering.part(node.outputs[0], batch, b),)
+        outputs = tuple(lowering.part(t, batch, b) for t in node.outputs)
         one = dataclasses.replace(node, inputs=tuple(inputs), outputs=outputs)
         merges.append(_lower_sequence(lowering, one, b, batch))
     # All tasks that merge results come last, so that no processor waits for a merge before it has

@@ -17,15 +17,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ark.ir.attributes import AttentionAttributes, MatmulAttributes
-from ark.ir.dtype import FLOATS
+from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.rewrite.attention_found import Found, Weights
+from ark.lower.rewrite.attention_gradients import Backward, Builder, backwards
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
@@ -48,56 +49,36 @@ from ark.machine import Machine
 MAX_HEADS = 1 << 12
 
 
-@dataclass
-class _Found:
-    """An attention that was recognised in the graph. query, key: the operands of the product that
-    computes the scores. scale: the factor of the scores. weights: the ops between the scores and
-    the second product. taken: ids of the nodes that the new op replaces. read: the positions in the
-    graph of the first op that reads the queries, and of the first op that reads the keys.
+def fuse_attention(graph: Graph, context: Context, gradients: bool = False) -> Graph:
+    """A copy of the graph in which each recognised attention is a single op. gradients: True if the
+    gradients of attention become single ops, too; otherwise attention with gradients stays.
     """
-
-    query: Tensor
-    key: Tensor
-    flipped: bool  # True if the keys are (width, context)
-    scale: float
-    weights: _Weights
-    taken: list[int]
-    read: tuple[int, ...]
-
-
-@dataclass
-class _Weights:
-    """The ops that turn scores into attention weights: scale, masks and softmax. strict: True for a
-    softmax that gives NaN if all keys are masked. masks: the masks that are operands; if there are
-    several, all are added to the scores.
-    """
-
-    scale: float = 1.0
-    causal: bool = False
-    strict: bool = False
-    masks: list[Mask] = field(default_factory=list)
-
-
-def fuse_attention(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which each recognised attention is a single op."""
     kept = context.kept
-    finder = _Finder(graph, kept, context.machine)
+    finder = _Finder(graph, kept, context.machine, backwards(graph, kept) if gradients else {})
     last: dict[int, tuple[int, Node]] = {}
     nodes: list[Node] = []
     taken: set[int] = set()
+    pending: dict[int, Builder] = {}  # by the first of the ops that a gradient replaces
     for place, node in enumerate(graph.nodes):
         match = finder.attention(node, Writes(last)) if node.type == "matmul" else None
+        built: list[Node] = []
         if match is None:
-            nodes.append(node)
+            builder = pending.get(node.id)
+            built = builder.nodes(finder.next_id, Writes(last)) if builder else []
+            nodes += [*built, node]
         else:
             scores, built = match
             taken.update(scores.taken)
             nodes += built
-            for one in built:
-                for tensor in one.outputs:
-                    last[tensor.buffer.id] = (place, one)
+            if (backward := scores.weights.backward) is not None:
+                taken |= backward.taken
+                attention = next(n for n in built if n.type == "attention")
+                pending[backward.first.id] = Builder(graph, backward, attention)
+        for one in built:
+            for tensor in one.outputs:
+                last[tensor.buffer.id] = (place, one)
         for tensor in node.outputs:
-            if match is None or tensor.buffer.id not in last:
+            if node.id not in taken or tensor.buffer.id not in last:
                 last[tensor.buffer.id] = (place, node)
     if not taken:
         return graph
@@ -108,9 +89,17 @@ def fuse_attention(graph: Graph, context: Context) -> Graph:
 class _Finder:
     """Recognises attention by going backwards from its last product."""
 
-    def __init__(self, graph: Graph, kept: frozenset[int], machine: Machine) -> None:
-        self.machine = machine
-        self.graph, self.private = graph, read_once(graph, kept)
+    def __init__(
+        self,
+        graph: Graph,
+        kept: frozenset[int],
+        machine: Machine,
+        backwards: Mapping[int, Backward],
+    ) -> None:
+        self.machine, self.backwards = machine, backwards
+        gradients = {i for b in backwards.values() for i in b.taken}
+        forward = [n for n in graph.nodes if n.id not in gradients]
+        self.graph, self.private = graph, read_once(graph.with_nodes(forward), kept)
         self.makers = only_makers(graph)
         self.number = max((n.id for n in graph.nodes), default=0)
         self.masks = Masks(self.makers)
@@ -124,7 +113,7 @@ class _Finder:
         fits = node is not None and len(node.outputs) == 1 and node.hints is None
         return node if fits and node and same_elements(tensor, node.outputs[0]) else None
 
-    def attention(self, product: Node, writes: Writes) -> tuple[_Found, list[Node]] | None:
+    def attention(self, product: Node, writes: Writes) -> tuple[Found, list[Node]] | None:
         """The attention that ends with this product, and the nodes that replace its ops: one
         attention node and, if needed, a transpose of its result. None if the product is not the end
         of an attention.
@@ -132,7 +121,7 @@ class _Finder:
         scores = self._scores(product)
         return None if scores is None else self._built(product, scores, writes)
 
-    def _scores(self, product: Node) -> _Found | None:
+    def _scores(self, product: Node) -> Found | None:
         given = product.read(MatmulAttributes)
         if product.hints or given.finish or given.transpose_a:
             return None
@@ -146,7 +135,8 @@ class _Finder:
             if node.type == "matmul":
                 return self._product(node, weights, taken) if weights else None
             if node.type in ("softmax", "safe_softmax") and weights is None:
-                weights = _Weights(strict=node.type == "softmax")
+                weights = Weights(strict=node.type == "softmax")
+                weights.backward = self.backwards.get(node.id)
             elif node.type in ("mul", "div") and weights and node.elementwise.scalar is not None:
                 by = float(node.elementwise.scalar)
                 if len(node.inputs) != 1 or by <= 0.0 or not math.isfinite(by):
@@ -163,7 +153,7 @@ class _Finder:
             at = node.inputs[0]
         return None
 
-    def _under(self, node: Node, weights: _Weights) -> Tensor | None:
+    def _under(self, node: Node, weights: Weights) -> Tensor | None:
         """The scores on which `node` acts, if the node masks them; the mask is added to `weights`.
         None for any other node.
         """
@@ -179,7 +169,7 @@ class _Finder:
         weights.masks.append(mask)
         return scores
 
-    def _product(self, node: Node, weights: _Weights, taken: list[int]) -> _Found | None:
+    def _product(self, node: Node, weights: Weights, taken: list[int]) -> Found | None:
         """The attention whose scores this product computes. If queries and keys are multiplied by
         constants before, the constants become part of the scores' factor. None if the product does
         not compute scores.
@@ -191,7 +181,8 @@ class _Finder:
         for side in node.inputs:
             read.append(self.places[node.id])
             maker = self.maker(side)
-            if maker is not None and maker.type == "mul" and len(maker.inputs) == 1:
+            plain = weights.backward is None
+            if plain and maker is not None and maker.type == "mul" and len(maker.inputs) == 1:
                 (start,) = maker.inputs
                 same = start.shape == side.shape
                 seen = start if same else in_shape(start, side.shape, named=True)
@@ -203,13 +194,16 @@ class _Finder:
         if not 0.0 < scale < math.inf:
             return None
         flipped = not given.transpose_b
-        return _Found(sides[0], sides[1], flipped, scale, weights, taken, tuple(read))
+        return Found(sides[0], sides[1], flipped, scale, weights, taken, tuple(read))
 
     def _built(
-        self, product: Node, scores: _Found, writes: Writes
-    ) -> tuple[_Found, list[Node]] | None:
+        self, product: Node, scores: Found, writes: Writes
+    ) -> tuple[Found, list[Node]] | None:
         out, value = product.outputs[0], product.inputs[1]
         tensors = (scores.query, scores.key, value)
+        backward = scores.weights.backward
+        if not scores.followed(self.graph, product, tensors):
+            return None
         rank, width = len(out.shape), out.shape[-1]
         leads = {t.shape[:-2] for t in (*tensors, out)}
         for tensor, read in zip(tensors[:2], scores.read, strict=True):
@@ -223,7 +217,7 @@ class _Finder:
             return None
         lead = tuple(range(rank - 2))
         turned = (False, scores.flipped, product.read(MatmulAttributes).transpose_b)
-        for operands, group in self._forms(tensors, turned, writes):
+        for operands, group in [(tensors, 1)] if backward else self._forms(tensors, turned, writes):
             places: list[list[Place]] = []
             for tensor, flip in zip(operands, turned, strict=True):
                 rows, columns = (rank - 1, rank - 2) if flip else (rank - 2, rank - 1)
@@ -330,7 +324,7 @@ class _Finder:
         return total, nodes
 
     def _node(
-        self, product: Node, scores: _Found, operands: list[Tensor], heads: int
+        self, product: Node, scores: Found, operands: list[Tensor], heads: int
     ) -> list[Node] | None:
         out, width = product.outputs[0], product.outputs[0].shape[-1]
         query, weights = operands[0], scores.weights
@@ -350,6 +344,7 @@ class _Finder:
             mask=first.form if first else "",
             fill=first.fill if first else -math.inf,
             strict=weights.strict and bool(mask),
+            logarithms=weights.backward is not None,
         )
         behind: list[Node] = []
         if heads == 1:
@@ -365,7 +360,17 @@ class _Finder:
         inputs = (*operands, *mask)
         attention = self._placed(product, "attention", "", inputs, result, attrs.to_node())
         attention = dataclasses.replace(attention, after=product.after)
+        if weights.backward is not None:
+            if not weights.backward.steady(self.graph, product, inputs):
+                return None
+            logarithms = self.graph.tensor((batch, rows, heads), fp32, name="attention.logarithms")
+            attention = dataclasses.replace(attention, outputs=(result, logarithms))
         return [*before, attention, *behind] if attends(attention, self.machine) else None
+
+    def next_id(self) -> int:
+        """The id of a new node."""
+        self.number += 1
+        return self.number
 
     def _placed(
         self,
@@ -379,10 +384,9 @@ class _Finder:
         """A new node that runs in the phase and on the processors of the attention's last product.
         kind: its type. name: "" for the type's name.
         """
-        self.number += 1
         return dataclasses.replace(
             product,
-            id=self.number,
+            id=self.next_id(),
             type=kind,
             name=name or kind,
             inputs=inputs,
