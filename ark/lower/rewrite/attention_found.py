@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.attention_gradients import WIDEST_HEAD, Backward
+from ark.lower.rewrite.attention_gradients import Backward
 from ark.lower.rewrite.masks import Mask
+from ark.tasks.attention_gradient import WIDEST_HEAD
 
 
 @dataclass

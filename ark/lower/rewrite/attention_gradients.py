@@ -27,7 +27,6 @@ from ark.lower.rewrite.views import same_elements, whole
 from ark.machine import Machine
 from ark.machine.capability import Capability
 
-WIDEST_HEAD = 128  # elements of a head for which devices with matrix units have a body
 ALIGNED = 8  # elements of a 16-bit type to a multiple of which rows and heads begin
 SCALE_ERROR = 1e-6
 

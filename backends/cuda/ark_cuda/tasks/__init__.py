@@ -8,6 +8,7 @@ from __future__ import annotations
 from ark.backend.codegen.body import Body
 from ark_cuda.tasks import (
     attention,
+    attention_gradient,
     attention_tiles,
     attention_units,
     bulk,
@@ -31,6 +32,7 @@ BODIES: tuple[Body, ...] = (
     attention.BoxedPages(),
     attention.Paged(),
     attention.Merge(),
+    attention_gradient.Units(),
     attention_tiles.Warpgroups(),
     attention_units.Units(),
     bulk.Bulk(),

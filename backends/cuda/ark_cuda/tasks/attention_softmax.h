@@ -12,6 +12,11 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
+// A function that returns an operand of a task, for an operand that the task does not have.
+struct ArkAttentionNone {
+  ARK_DEVICE_MEMBER ArkNoOperand operator()(const ArkTask&) const { return {}; }
+};
+
 // The statistics of the running softmax. A thread has the statistics of two rows, and each row is
 // divided among four lanes.
 struct ArkAttentionRows {

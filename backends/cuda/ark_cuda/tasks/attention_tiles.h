@@ -132,10 +132,13 @@ ARK_DEVICE void ark_attention_pass(int group) {
 }
 
 // The computing warps' part of a task. W: the two kinds of products, queries with keys and
-// exponentials with values.
-template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M>
+// exponentials with values. logarithms: a function that returns the task's operand for each row's
+// logarithm of the sum of exponentials.
+template <class S, class W, int DP, int BN, int Q, class O, class P, class N, class M,
+          class L = ArkAttentionNone>
 ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scale, float cap,
-                                         O output, P position, N sinks, M mask) {
+                                         O output, P position, N sinks, M mask,
+                                         const L& logarithms = {}) {
   typedef ArkAttentionRing<DP, BN, Q> R;
   typedef typename W::type T;
   constexpr float LOG2E = 1.44269504f;
@@ -249,6 +252,10 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       float all = rows.weight[half];
       all += ark_shfl_xor(all, 1);
       all += ark_shfl_xor(all, 2);
+      if constexpr (decltype(logarithms(t))::given) {
+        rows.top[half] =
+            ark_attention_logarithm<S>(rows.top[half] / ARK_ATTENTION_LOG2E, all);
+      }
       rows.weight[half] = ark_attention_share<S>(all);
     }
 #pragma unroll
@@ -256,6 +263,15 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
     T* to = ark_address(output, 0, tile.batch, tile.row, tile.head * S::D);
     ark_matrix_store<T, DP>(c, o, to, ark_at(output, 0, 0, 1, 0), 16 * ark_warp(), S::M - tile.row,
                             S::D);
+    if constexpr (decltype(logarithms(t))::given) {
+      const int row = 16 * ark_warp() + ark_lane() / 4;
+      if (ark_lane() % 4 == 0) {
+        auto* at = ark_address(logarithms(t), 0, tile.batch, tile.row + row, tile.head);
+        const auto pitch = ark_at(logarithms(t), 0, 0, 8, 0);
+        if (tile.row + row < S::M) *at = rows.top[0];
+        if (tile.row + row + 8 < S::M) at[pitch] = rows.top[1];
+      }
+    }
   });
   ark_matrix_keep_place(ArkMatrixSlot{used % ARK_MATRIX_STAGES, used / ARK_MATRIX_STAGES & 1u});
 }

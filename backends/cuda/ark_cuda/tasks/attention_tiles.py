@@ -11,7 +11,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.attention_tiles import AttentionTilesParams, given, shape
+from ark.tasks.attention_tiles import AttentionTilesParams, given, logarithms, shape
 from ark_cuda.tasks import attention_units, wgmma
 from ark_cuda.tasks.stages import SCRATCH
 
@@ -107,7 +107,8 @@ class Warpgroups(attention_units.TileBody):
         padded, keys, held = _layout(sig)
         products = f"ArkAttentionProducts<{sig.operands[0].ctype}, {padded}, {keys}>"
         scale, cap, _, _, _, *others = given(sig)
-        arguments = (scale, cap, *others)
+        late = (f"[](const ArkTask& t) {{ return {operand}; }}" for operand in logarithms(sig))
+        arguments = (scale, cap, *others, *late)
         call = text.called(
             "ark_attention_warpgroups", (shape(sig), products, padded, keys, held), arguments
         )

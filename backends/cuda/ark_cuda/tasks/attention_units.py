@@ -19,6 +19,7 @@ from ark.tasks.attention_tiles import (
     AttentionTilesParams,
     context_of,
     given,
+    logarithms,
     number_of_tiles,
     shape,
     where_aligned,
@@ -111,7 +112,8 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     registers = _registers(machine)
     context = context_of(sig)
     turns = -(-number_of_tiles(sig) // params.tasks) if params.tasks else 1
-    crews = min(turns, machine.warps) if context <= max(KEYS) and not params.paged else 1
+    alone = params.paged or params.logarithms
+    crews = min(turns, machine.warps) if context <= max(KEYS) and not alone else 1
     layouts = _layouts(width, -(-rows // SLAB_ROWS), machine.warps, crews)
     fits = (x for x in layouts if x.nbytes <= room and x.registers() <= registers)
     return max(fits, key=lambda x: _worth(x, rows, context, turns), default=None)
@@ -205,7 +207,7 @@ class Units(TileBody):
         held = str(layout.held).lower()
         words = (sig.operands[0].ctype, layout.width, *sizes, held, layout.crews)
         units = f"ArkAttentionUnits<{', '.join(map(str, words))}>"
-        scale, cap, *operands = given(sig)
+        scale, cap, *operands = (*given(sig), *logarithms(sig))
         late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
         call = text.called("ark_attention_units", (units, shape(sig)), (scale, cap, *late))
         return where_aligned(name, sig, machine, call)

@@ -150,10 +150,11 @@ ARK_DEVICE void ark_attention_walk(char* shared, const ArkAttentionStrip& strip,
 }
 
 // Computes the rows of a tile that `strip` selects, and stores the results.
-template <class U, class S, class Q, class K, class V, class O, class N, class M>
+template <class U, class S, class Q, class K, class V, class O, class N, class M, class L>
 ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip, float scale,
                                     float cap, const Q& query, const K& keys, const V& values,
-                                    const O& output, const N& sinks, const M& mask) {
+                                    const O& output, const N& sinks, const M& mask,
+                                    const L& logarithms) {
   const ArkAttentionPlace<U> w(strip);
   const bool works = U::CREWS > 1 || U::GROUPS * U::WARPS == ARK_WARPS || w.group < U::GROUPS;
   if (works) {
@@ -198,6 +199,18 @@ ARK_DEVICE void ark_attention_strip(char* shared, const ArkAttentionStrip& strip
   for (int half = 0; half < 2; ++half) {
     by[half] = ark_attention_share<S>(sums.powers[2 * half]);
   }
+  if constexpr (decltype(logarithms(*strip.task))::given) {
+    if (own.lane % 4 == 0 && own.part == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = first + own.lane / 4 + 8 * half;
+        if (row >= strip.rows) continue;
+        *ark_address(logarithms(*strip.task), 0, strip.tile.batch, strip.tile.row + row,
+                     strip.tile.head) =
+            ark_attention_logarithm<S>(sums.top[half] / ARK_ATTENTION_LOG2E, sums.powers[2 * half]);
+      }
+    }
+  }
   ark_attention_scale(sums, by);
   const auto operand = output(*strip.task);
   auto* to =
@@ -215,11 +228,14 @@ ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int 
                                    const N& sinks, const M& mask);
 
 // Runs a task: attention of tiles of queries. query, keys, values, output, position, sinks, mask:
-// functions that return this operand of a task.
-template <class U, class S, class Q, class K, class V, class O, class P, class N, class M>
+// functions that return this operand of a task. logarithms: the same, of an operand that has each
+// row's logarithm of the sum of exponentials.
+template <class U, class S, class Q, class K, class V, class O, class P, class N, class M,
+          class L = ArkAttentionNone>
 ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, float cap,
                                     const Q& query, const K& keys, const V& values, const O& output,
-                                    const P& position, const N& sinks, const M& mask) {
+                                    const P& position, const N& sinks, const M& mask,
+                                    const L& logarithms = {}) {
   char* shared = ARK_SCRATCH(c);
   int crew = 0;
   if constexpr (U::CREWS > 1) {
@@ -247,6 +263,7 @@ ARK_DEVICE void ark_attention_units(ArkCtx& c, const ArkTask& t, float scale, fl
     if (strip.rows == 0) break;
     ark_check_pages<S::CONTEXT>(*strip.context, keys(*strip.task), position(*strip.task),
                                 strip.tile.begin, strip.tile.end);
-    ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks, mask);
+    ark_attention_strip<U, S>(shared, strip, scale, cap, query, keys, values, output, sinks, mask,
+                              logarithms);
   }
 }

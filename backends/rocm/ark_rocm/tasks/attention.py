@@ -106,6 +106,7 @@ class OneRowTiles(Body):
             and query.shape[-2] == params.rows == 1
             and params.head_dim in _WIDTHS
             and not (params.by_rows or params.paged or params.mask or params.strict)
+            and not params.logarithms
             and key.dtype == value.dtype
             and key.dtype in ("bf16", "fp16")
             and all(o.aligned and o.strides[-1] == 1 for o in (key, value))

@@ -101,6 +101,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         and (unit == 32 or query != "fp32" or width <= 128)
         and width % 8 == 0
         and width <= 256
+        and not params.logarithms
         and rows <= unit * machine.warps
         and params.scale > 0.0
         and not any(o.packet for o in sig.operands)
