@@ -39,7 +39,7 @@ def attention_gradient_reference(
         mask = np.resize(inputs[6], (len(scores), *inputs[6].shape[1:]))
         scores = np.where(mask == (how.mask == "seen"), scores, how.fill)
     if how.causal:
-        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[-2:]) > 0, scores, -np.inf)
     weights = np.exp(scores - logarithms)
     products = given @ np.moveaxis(value, -1, -2)
     slope = weights * (products - slopes) * how.scale

@@ -29,7 +29,10 @@ from ark.plan.serialize import machine_of
 from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES, Plan, Task
 
 # Kinds of tasks that compute products. Matrix units compute them if they support their types.
-PRODUCTS = ("matmul", "linear", "linear_rows", "expert_linear", "attention_tiles")
+PRODUCTS = (
+    *("matmul", "linear", "linear_rows", "expert_linear"),
+    *("attention_tiles", "attention_gradient"),
+)
 CONVOLUTIONS = ("convolution", "grouped_convolution")
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position
@@ -213,6 +216,8 @@ def operations(sig: Signature, machine: Machine) -> float:
     costs = machine.costs
     if sig.kind in CONVOLUTIONS and costs.boxes is not None:
         return _convolved(sig, machine, costs.boxes)
+    if sig.kind == "attention_gradient" and costs.boxes is not None:
+        return costs.boxes.attention_rate
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
     least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1

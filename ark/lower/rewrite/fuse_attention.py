@@ -25,8 +25,9 @@ from ark.ir.attributes import AttentionAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
+from ark.lower.rewrite.attention_backward import Builder, written_side_by_side
 from ark.lower.rewrite.attention_found import Found, Weights
-from ark.lower.rewrite.attention_gradients import Backward, Builder, backwards
+from ark.lower.rewrite.attention_gradients import Backward, backwards
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
@@ -83,7 +84,8 @@ def fuse_attention(graph: Graph, context: Context, gradients: bool = False) -> G
     if not taken:
         return graph
     left = graph.with_nodes(n for n in nodes if n.id not in taken)
-    return without_unread(read_in_place(left, kept), kept, finder.masks.known)
+    left = without_unread(read_in_place(left, kept), kept, finder.masks.known)
+    return written_side_by_side(left, kept) if pending else left
 
 
 class _Finder:

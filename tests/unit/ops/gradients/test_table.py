@@ -25,6 +25,7 @@ NO_RULE = {
     "all_gather_matmul",
     "all_reduce_norm",
     "all_reduce_switch",
+    "attention_gradient",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "choose",
