@@ -45,6 +45,7 @@ from ark.plan.types import Plan, PlanBuffer, PlanOp, PlanTensor
 from ark.plan.verify import verify
 from ark.tasks.matmul_codes import row_type as row_type_of
 from tests import custom
+from tests.cases import attention_gradients
 from tests.slow import SLOW
 
 __all__ = ["plans", "tasks", "types_for", "united"]
@@ -147,6 +148,14 @@ def _movement(dtype: DataType) -> None:
     ark.kv_cache_slot(ark.tensor((6, 2, 16), dtype), ark.tensor((2, 16), dtype), position)
     for interleaved in (False, True):
         ark.rotary_embedding(rows, position, ark.tensor((8,)), interleaved)
+
+
+def _gradients(dtype: DataType) -> None:
+    """Builds attention whose second result is a logarithm, and gradients of attention."""
+    attention_gradients.with_logarithms(attention_gradients.Case(2, 3, 130, 130, 32), dtype)
+    for mask in ("", "keys", "bias"):
+        case = attention_gradients.Case(2, 3, 70, 90, 32, causal=not mask, mask=mask)
+        attention_gradients.single(case, dtype)
 
 
 def _caches_of_codes(dtype: DataType) -> None:
@@ -272,6 +281,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),
     ("movement", _movement, FLOATS),
+    ("gradients", _gradients, FLOATS),
     ("caches of codes", _caches_of_codes, FLOATS),
     ("experts", _experts, FLOATS),
     ("types", _types, ALL),

@@ -23,6 +23,7 @@ LARGER = {
     "argmax": "of a single column nothing need be read",
     "arrival": "what it declares to write peers have written when it runs",
     "attention": "the position says how much of the cache is in the past",
+    "attention_gradient": "a causal mask leaves out scores, whose mask is not read",
     "attention_tiles": "masks leave keys out, and the position says which",
     "choose": "one token is appended; only top-k looks at the logits again",
     "choose_each": "as choose; a sequence that has ended, or is within its prompt, draws nothing",

@@ -21,6 +21,7 @@ from ark.models.plans import make_plans
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 from tests import custom
+from tests.cases import attention_gradients
 from tests.cases.rotary_products import Projection
 from tests.slow import SLOW
 
@@ -145,6 +146,15 @@ def caches(d: Draw, dtype: DataType) -> None:
     ark.attention(queries, *plain, causal=causal, window=d.int(0, 9) * causal)
 
 
+def _gradients(d: Draw, dtype: DataType) -> None:
+    if dtype is int32:
+        return
+    sizes = (d.int(1, 2), d.int(1, 3), d.int(1, 40), d.int(1, 40), d.int(1, 9))
+    case = attention_gradients.Case(*sizes, d.one((False, True)), d.one(("", "keys", "bias")))
+    attention_gradients.single(case, dtype, d.one(FLOATS))
+    attention_gradients.with_logarithms(case, dtype)
+
+
 def _paged(d: Draw, dtype: DataType) -> None:
     if dtype is int32:
         return
@@ -263,6 +273,7 @@ FAMILIES: tuple[Family, ...] = (
     _rows,
     movement,
     caches,
+    _gradients,
     _paged,
     _experts,
     _rotary,

@@ -125,6 +125,14 @@ def _attention() -> None:
     ark.matmul(ark.softmax(scores), v)
 
 
+def _attention_trained() -> None:
+    given = [ark.tensor([2, 256, 64], bf16) for _ in range(4)]
+    q, k, v, back = (ark.transpose(ark.reshape(t, [2, 256, 2, 32]), [0, 2, 1, 3]) for t in given)
+    scores = ark.mul(ark.matmul(q, k, transpose_other=True, dtype=fp32), 0.125)
+    result = ark.matmul(ark.cast(ark.softmax(scores), bf16), v)
+    ark.grad(result, given[:3], back)
+
+
 def _normed_row() -> None:
     x = ark.tensor([1, 256], fp32)
     rows = ark.rmsnorm(x, ark.parameter([256], fp32, name="norm"))
@@ -311,6 +319,7 @@ CASES = (
     Case("channels_last", _convolution),
     Case("pack_weights", _gated),
     Case("fuse_unit_attention", _attention),
+    Case("fuse_unit_attention", _attention_trained, label="with_gradients"),
     Case("keep_row_order", _windowed_block),
     Case("compose_remaps", _shifted_windows),
     Case("fuse_linear", _normed_row),
