@@ -150,8 +150,8 @@ class AttentionAttributes(Attributes, frozen=True):
     True if keys and values are in pages. mask: how the last input is used as a mask: it is true for
     visible keys, it is true for hidden keys, or its numbers are added to the scores; "" if there is
     no mask. fill: the score of a hidden key. strict: a row that sees no key gives NaN, as softmax
-    does, instead of zeros. logarithms: True if a second result has the logarithm of each row's sum
-    of exponentials, (batch, rows, heads) fp32. The other attributes are described at ark.attention.
+    does, not zeros. logarithms: a second result has the logarithms of rows' sums of exponentials,
+    (batch, rows, heads). The other attributes are described at ark.attention.
     """
 
     heads: int

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
-from ark.lower.rewrite.attention_gradients import multiplies_gradients
+from ark.lower.rewrite.attention_found import multiplies
 from ark.lower.rewrite.channels_last import channels_last as turn_channels
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_attention import fuse_attention
-from ark.machine import Machine
 from ark.machine.capability import Capability
 
 
@@ -36,15 +35,6 @@ def fuse_unit_attention(graph: Graph, context: Context) -> Graph:
         if fused is graph:
             continue
         machines = choose(fused, context)
-        phases = {n.phase for n in fused.nodes if n.type == "attention"}
-        back = {n.phase for n in fused.nodes if n.type == "attention_gradient"}
-        if all(_multiplies_attention(machines[p]) for p in phases) and all(
-            multiplies_gradients(machines[p]) for p in back
-        ):
+        if all(multiplies(n, machines[n.phase]) for n in fused.nodes):
             return fused
     return graph
-
-
-def _multiplies_attention(machine: Machine) -> bool:
-    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.ONE_PRODUCT_BODY)
-    return machine.has(Capability.ATTENTION_UNITS) or (machine.variant.name == "matrix" and boxed)

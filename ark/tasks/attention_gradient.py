@@ -26,7 +26,6 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
-    FLOAT_NAMES,
     INT_MAX,
     Heads,
     Params,
@@ -38,7 +37,7 @@ from ark.plan.params import (
     typed,
 )
 from ark.tasks import text
-from ark.tasks.attention_tiles import mask_of
+from ark.tasks.attention_masks import check_mask, mask_of
 
 LOGARITHMS, SLOPES = 4, 5  # indices of operands
 WIDEST_HEAD = 128  # elements of a head, for bodies on matrix units
@@ -81,18 +80,7 @@ class AttentionGradient(TaskKind):
         for index in outputs(sig):
             shaped(sig, index, key.shape if p.keys else query.shape, query.dtype)
         if p.mask:
-            types = FLOAT_NAMES if p.mask == "added" else ("bool",)
-            mask = typed(sig, SLOPES + 1, *types)
-            full = (batch, p.heads, rows, context)
-            fits = len(mask.shape) == 4 and batch % mask.shape[0] == 0
-            fits = fits and all(
-                n in (1, size) for n, size in zip(mask.shape[1:], full[1:], strict=True)
-            )
-            need(
-                fits,
-                f"the mask has shape {list(mask.shape)}; expected the sizes {full} or 1, or a "
-                "divisor of the first",
-            )
+            check_mask(sig, SLOPES + 1, p.mask, (batch, p.heads, rows, context))
             need(p.fill == -math.inf, "hidden keys have the score -inf")
         need(context + rows <= INT_MAX, "element indices exceed 32 bits")
 
@@ -195,7 +183,7 @@ def given(sig: Signature) -> tuple[str, ...]:
     """
     p = sig.read(AttentionGradientParams)
     read = [text.given(sig, i) for i in range(SLOPES + 1)]
-    mask = mask_of(sig, SLOPES + 1, p.mask, p.fill) if p.mask else "ArkNoOperand{}"
+    mask = mask_of(sig, SLOPES + 1, p.mask, p.fill, sig.operands[0].shape[0])
     written = [text.given(sig, i, const=False) for i in outputs(sig)]
     if not p.keys:
         written.append("ArkNoOperand{}")

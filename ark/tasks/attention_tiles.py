@@ -43,7 +43,6 @@ from ark.machine import Machine
 from ark.plan import kind as kinds
 from ark.plan.kind import Access, OperandType, Signature, TaskKind, register, whole
 from ark.plan.params import (
-    FLOAT_NAMES,
     INT_MAX,
     Heads,
     Params,
@@ -55,10 +54,10 @@ from ark.plan.params import (
 )
 from ark.plan.params import count as counted
 from ark.tasks import text
+from ark.tasks.attention_masks import check_mask, mask_of
 from ark.tasks.cache_rows import cache_operand, cache_texts
 
 T = TypeVar("T", int, np.ndarray)
-LEAST_SCORE = -1e28  # replaces a lower `fill`; above the initial running maximum
 Whole = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
 
 
@@ -135,18 +134,8 @@ class AttentionTiles(TaskKind):
         if p.sinks:
             shaped(sig, 4 + p.placed + paged, (heads,), "fp32", dense=True)
         if p.mask:
-            kinds = FLOAT_NAMES if p.mask == "added" else ("bool",)
-            mask = typed(sig, _mask_index(sig), *kinds)
             full = (_batch(sig), heads, query.shape[-2], context_of(sig))
-            fits = len(mask.shape) == 4 and full[0] % mask.shape[0] == 0
-            fits = fits and all(
-                n in (1, size) for n, size in zip(mask.shape[1:], full[1:], strict=True)
-            )
-            need(
-                fits,
-                f"the mask has shape {list(mask.shape)}; expected the sizes {full} or 1, or a "
-                "divisor of the first",
-            )
+            check_mask(sig, _mask_index(sig), p.mask, full)
             need(
                 not paged and p.fill < math.inf,
                 "keys in pages do not support a mask of hidden keys",
@@ -304,17 +293,7 @@ def _mask_index(sig: Signature) -> int:
 
 def _mask(sig: Signature) -> str:
     p = sig.read(AttentionTilesParams)
-    return mask_of(sig, _mask_index(sig), p.mask, p.fill) if p.mask else "ArkNoOperand{}"
-
-
-def mask_of(sig: Signature, index: int, form: str, fill: float) -> str:
-    """The text of the mask argument of an attention call. index: of the mask operand."""
-    operand, batch = text.given(sig, index), _batch(sig)
-    fill = fill if fill == -math.inf else max(fill, LEAST_SCORE)
-    count = sig.operands[index].shape[0]
-    repeats = f", {count}" if 1 < count < batch else ""
-    named = f"ARK_MASK_{form.upper()}"
-    return f"ark_attention_mask_of<{named}{repeats}>({operand}, {text.literal(fill)})"
+    return mask_of(sig, _mask_index(sig), p.mask, p.fill, _batch(sig))
 
 
 def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:

@@ -11,6 +11,8 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.attention_gradients import Backward
 from ark.lower.rewrite.masks import Mask
+from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.tasks.attention_gradient import WIDEST_HEAD
 
 
@@ -56,3 +58,14 @@ class Weights:
     strict: bool = False
     masks: list[Mask] = field(default_factory=list)
     backward: Backward | None = None
+
+
+def multiplies(node: Node, machine: Machine) -> bool:
+    """True if the machine's kernel variant has a fast body for this node, if it is attention or its
+    gradients.
+    """
+    boxed = machine.has(Capability.WGMMA) or machine.has(Capability.ONE_PRODUCT_BODY)
+    fast = machine.variant.name == "matrix" and boxed
+    if node.type == "attention_gradient":
+        return fast
+    return fast or node.type != "attention" or machine.has(Capability.ATTENTION_UNITS)

@@ -24,8 +24,6 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.makers import only_makers
 from ark.lower.rewrite.views import same_elements, whole
-from ark.machine import Machine
-from ark.machine.capability import Capability
 
 SCALE_ERROR = 1e-6
 
@@ -90,15 +88,9 @@ def selected(node: Node) -> Selected:
     return node.inputs[tree[1][1]].buffer.id, 1 if given[1] else 2
 
 
-def multiplies_gradients(machine: Machine) -> bool:
-    """True if the kernel variant has a fast body for the gradients of attention."""
-    units = machine.variant.name == "matrix" and machine.has(Capability.WGMMA)
-    return units or machine.has(Capability.ONE_PRODUCT_BODY)
-
-
 def backwards(graph: Graph, kept: frozenset[int]) -> dict[int, Backward]:
     """The gradients of attention in the graph, by the id of the softmax of the forward pass."""
-    if not any(n.type == "matmul" and n.attrs.get("transpose_a") for n in graph.nodes):
+    if not any(n.type == "matmul" and n.read(MatmulAttributes).transpose_a for n in graph.nodes):
         return {}
     search = _Search(graph, kept)
     found = {n.id: search.backward(n) for n in graph.nodes if n.type in ("softmax", "safe_softmax")}

@@ -32,6 +32,9 @@ from tests.unit.lower.passes import cases
 
 SHARED = {
     "__init__",
+    "attention_backward",
+    "attention_found",
+    "attention_gradients",
     "context",
     "convolutions",
     "copies",
