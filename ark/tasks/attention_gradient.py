@@ -124,12 +124,11 @@ class AttentionGradient(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         """The operations of a tile. A tile of keys has four products, a tile of queries three."""
         p = sig.read(AttentionGradientParams)
-        (first, last), (begin, end) = ranges(sig, coord[2])
+        sizes = sig.operands[0].shape[1], sig.operands[1].shape[1]
         products = 4 if p.keys else 3
-        scores = float((last - first) * (end - begin))
-        if p.causal:
-            scores -= min(p.rows, last - first, end - begin) ** 2 / 2
-        return 2.0 * products * scores * p.head_dim, super().cost(sig, coord)[1]
+        return 2.0 * products * p.head_dim * scores(p, *sizes, coord[2]), super().cost(sig, coord)[
+            1
+        ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _scratch(sig, *_cut(sig, machine), machine.cooperative)
@@ -159,12 +158,26 @@ def ranges(sig: Signature, row: int) -> tuple[tuple[int, int], tuple[int, int]]:
     begins at `row` reads.
     """
     p = sig.read(AttentionGradientParams)
-    rows, context = sig.operands[0].shape[1], sig.operands[1].shape[1]
+    return _ranges(p, sig.operands[0].shape[1], sig.operands[1].shape[1], row)
+
+
+def _ranges(
+    p: AttentionGradientParams, rows: int, context: int, row: int
+) -> tuple[tuple[int, int], tuple[int, int]]:
     if p.keys:
         end = min(row + p.rows, context)
         return (min(row, rows - 1) if p.causal else 0, rows), (row, end)
     end = min(row + p.rows, rows)
     return (row, end), (0, min(end, context) if p.causal else context)
+
+
+def scores(p: AttentionGradientParams, rows: int, context: int, row: int) -> float:
+    """The number of scores that the tile which begins at `row` computes. rows, context: the number
+    of queries and of keys.
+    """
+    (first, last), (begin, end) = _ranges(p, rows, context, row)
+    hidden = min(p.rows, last - first, end - begin) ** 2 / 2 if p.causal else 0.0
+    return (last - first) * (end - begin) - hidden
 
 
 def shape(sig: Signature) -> str:
