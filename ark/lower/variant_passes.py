@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ark.ir.graph import Graph
 from ark.lower.choose import choose
-from ark.lower.rewrite.attention_found import multiplies
+from ark.lower.rewrite.attention_recognised import multiplies
 from ark.lower.rewrite.channels_last import channels_last as turn_channels
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_attention import fuse_attention

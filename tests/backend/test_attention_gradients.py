@@ -72,9 +72,9 @@ def check(cases: list[Case], dtype: DataType, seed: int, single_op: bool = True)
                     (buffer,) = (b.name for b in plan.buffers if b.name.startswith(f"{name}."))
                     executor.write(buffer, one)
                 executor.start(1).wait(60)
-                found = expected(case, inputs)
+                right_of = expected(case, inputs)
                 for name in ("result", *GRADIENTS):
-                    got, right = executor.read(name).astype(np.float64), found[name]
+                    got, right = executor.read(name).astype(np.float64), right_of[name]
                     bound = BOUND[dtype.name] * max(1.0, float(np.abs(right).max()))
                     diff = np.abs(got.reshape(right.shape) - right).max()
                     assert diff <= bound, f"{case.name}, {name}: {diff} above {bound}"

@@ -185,9 +185,9 @@ def expected(case: Case, given: dict[str, torch.Tensor]) -> dict[str, np.ndarray
 
 def operands(case: Case, given: dict[str, torch.Tensor]) -> Sequence[np.ndarray]:
     """Returns the inputs of the op of `single`."""
-    found = expected(case, given)
+    right_of = expected(case, given)
     inputs = [given[name].double().numpy() for name in INPUTS]
-    inputs += [found["logarithms"], found["slopes"]]
+    inputs += [right_of["logarithms"], right_of["slopes"]]
     return [*inputs, given["mask"].numpy()] if case.mask else inputs
 
 

@@ -19,7 +19,7 @@ from ark.lower.rewrite.makers import only_makers
 from ark.lower.rewrite.strided import Writes, items_of, origins, place_of, rows_of
 from ark.lower.rewrite.views import in_shape, same_elements, whole
 
-ALIGNED = 8  # elements of a 16-bit type to a multiple of which rows and heads begin
+ROW_ALIGNMENT_ELEMENTS = 8  # elements of a 16-bit type to a multiple of which rows and heads begin
 
 
 class Builder:
@@ -36,11 +36,11 @@ class Builder:
         query, key, value, *mask = self.attention.inputs
         result, logarithms = self.attention.outputs
         heads, width = how.heads, how.head_dim
-        made: list[Node] = []
+        nodes: list[Node] = []
 
         def node(kind: str, inputs: Any, outputs: Any, attrs: Mapping[str, Any]) -> None:
             place = dataclasses.replace(self.backward.first, id=number(), type=kind, after=())
-            made.append(
+            nodes.append(
                 dataclasses.replace(
                     place,
                     name=f"attention_gradient.{kind}" if kind != "attention_gradient" else kind,
@@ -80,7 +80,7 @@ class Builder:
         node("attention_gradient", inputs, outputs, attrs.to_node())
         for source, target in behind:
             node("transpose", [source], [target], {"perm": [0, 2, 1, 3]})
-        return made
+        return nodes
 
     def _seen(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         return self.graph.tensor(shape, tensor.dtype, buffer=tensor.buffer, name=tensor.name)
@@ -99,7 +99,7 @@ class Builder:
                 continue
             steps = (rows.extents[1] * rows.extents[2], rows.extents[2], rows.offsets[2])
             split = rows.extents[2] % width == 0 and rows.offsets[2] % width == 0
-            if split and all(s % ALIGNED == 0 for s in steps):
+            if split and all(s % ROW_ALIGNMENT_ELEMENTS == 0 for s in steps):
                 return self.graph.tensor(
                     rows.shape,
                     given.dtype,
@@ -145,15 +145,15 @@ def written_side_by_side(graph: Graph, kept: frozenset[int]) -> Graph:
             alone = touches[given.buffer.id] == 2 and given.buffer.id not in kept
             if maker is None or maker.type != "attention_gradient" or not alone or node.hints:
                 break
-            made = next(t for t in maker.outputs if t.buffer.id == given.buffer.id)
+            written = next(t for t in maker.outputs if t.buffer.id == given.buffer.id)
             box = graph.tensor(
                 given.shape, out.dtype, buffer=out.buffer, extents=out.shape, offsets=offsets
             )
-            seen = box if box.shape == made.shape else in_shape(box, made.shape, named=True)
+            seen = box if box.shape == written.shape else in_shape(box, written.shape, named=True)
             if (
                 seen is None
-                or not same_elements(given, made)
-                or any(s % ALIGNED for s in (*seen.strides[:-1], *seen.offsets[-1:]))
+                or not same_elements(given, written)
+                or any(s % ROW_ALIGNMENT_ELEMENTS for s in (*seen.strides[:-1], *seen.offsets[-1:]))
             ):
                 break
             places[given.buffer.id] = seen

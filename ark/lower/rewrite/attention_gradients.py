@@ -93,8 +93,10 @@ def backwards(graph: Graph, kept: frozenset[int]) -> dict[int, Backward]:
     if not any(n.type == "matmul" and n.read(MatmulAttributes).transpose_a for n in graph.nodes):
         return {}
     search = _Search(graph, kept)
-    found = {n.id: search.backward(n) for n in graph.nodes if n.type in ("softmax", "safe_softmax")}
-    return {number: match for number, match in found.items() if match is not None}
+    matches = {
+        n.id: search.backward(n) for n in graph.nodes if n.type in ("softmax", "safe_softmax")
+    }
+    return {number: match for number, match in matches.items() if match is not None}
 
 
 class _Search:
@@ -137,10 +139,10 @@ class _Search:
         if _form(ahead[0]) != (False, False) or (casts and len(products) != 2):
             return None
         value, given = ahead[0].inputs[1], turned[0].inputs[1]
-        found = self._slopes(weights, rest)
-        if found is None:
+        slopes = self._slopes(weights, rest)
+        if slopes is None:
             return None
-        sloped, wide, chain = found
+        sloped, wide, chain = slopes
         source = self._before_cast(wide, chain)
         if source is None or source.type != "matmul" or _form(source) != (False, True):
             return None

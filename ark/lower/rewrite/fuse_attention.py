@@ -26,8 +26,8 @@ from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.attention_backward import Builder, written_side_by_side
-from ark.lower.rewrite.attention_found import Found, Weights
 from ark.lower.rewrite.attention_gradients import Backward, backwards
+from ark.lower.rewrite.attention_recognised import Recognised, Weights
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.copies import read_in_place, without_unread
 from ark.lower.rewrite.fuse_chains import read_once
@@ -115,7 +115,7 @@ class _Finder:
         fits = node is not None and len(node.outputs) == 1 and node.hints is None
         return node if fits and node and same_elements(tensor, node.outputs[0]) else None
 
-    def attention(self, product: Node, writes: Writes) -> tuple[Found, list[Node]] | None:
+    def attention(self, product: Node, writes: Writes) -> tuple[Recognised, list[Node]] | None:
         """The attention that ends with this product, and the nodes that replace its ops: one
         attention node and, if needed, a transpose of its result. None if the product is not the end
         of an attention.
@@ -123,7 +123,7 @@ class _Finder:
         scores = self._scores(product)
         return None if scores is None else self._built(product, scores, writes)
 
-    def _scores(self, product: Node) -> Found | None:
+    def _scores(self, product: Node) -> Recognised | None:
         given = product.read(MatmulAttributes)
         if product.hints or given.finish or given.transpose_a:
             return None
@@ -171,7 +171,7 @@ class _Finder:
         weights.masks.append(mask)
         return scores
 
-    def _product(self, node: Node, weights: Weights, taken: list[int]) -> Found | None:
+    def _product(self, node: Node, weights: Weights, taken: list[int]) -> Recognised | None:
         """The attention whose scores this product computes. If queries and keys are multiplied by
         constants before, the constants become part of the scores' factor. None if the product does
         not compute scores.
@@ -196,11 +196,11 @@ class _Finder:
         if not 0.0 < scale < math.inf:
             return None
         flipped = not given.transpose_b
-        return Found(sides[0], sides[1], flipped, scale, weights, taken, tuple(read))
+        return Recognised(sides[0], sides[1], flipped, scale, weights, taken, tuple(read))
 
     def _built(
-        self, product: Node, scores: Found, writes: Writes
-    ) -> tuple[Found, list[Node]] | None:
+        self, product: Node, scores: Recognised, writes: Writes
+    ) -> tuple[Recognised, list[Node]] | None:
         out, value = product.outputs[0], product.inputs[1]
         tensors = (scores.query, scores.key, value)
         backward = scores.weights.backward
@@ -326,7 +326,7 @@ class _Finder:
         return total, nodes
 
     def _node(
-        self, product: Node, scores: Found, operands: list[Tensor], heads: int
+        self, product: Node, scores: Recognised, operands: list[Tensor], heads: int
     ) -> list[Node] | None:
         out, width = product.outputs[0], product.outputs[0].shape[-1]
         query, weights = operands[0], scores.weights

@@ -33,7 +33,7 @@ from tests.unit.lower.passes import cases
 SHARED = {
     "__init__",
     "attention_backward",
-    "attention_found",
+    "attention_recognised",
     "attention_gradients",
     "context",
     "convolutions",

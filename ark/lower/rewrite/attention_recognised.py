@@ -1,4 +1,4 @@
-"""What is known of an attention that is written as single ops. Used by
+"""The parts of an attention that is written as single ops. Used by
 ark.lower.rewrite.fuse_attention.
 """
 
@@ -17,7 +17,7 @@ from ark.tasks.attention_gradient import WIDEST_HEAD
 
 
 @dataclass
-class Found:
+class Recognised:
     """An attention that was recognised in the graph. query, key: the operands of the product that
     computes the scores. scale: the factor of the scores. weights: the ops between the scores and
     the second product. taken: ids of the nodes that the new op replaces. read: the positions in the
