@@ -147,11 +147,10 @@ class AttentionAttributes(Attributes, frozen=True):
     """The attributes of attention. placed: True if one of the inputs is the position, which is the
     number of preceding tokens. sinks: True if one of the inputs has a sink score for each head.
     by_rows: True if keys and values have one row per position, with all heads side by side. paged:
-    True if keys and values are in pages. mask: how the last input is used as a mask: it is true for
-    visible keys, it is true for hidden keys, or its numbers are added to the scores; "" if there is
-    no mask. fill: the score of a hidden key. strict: a row that sees no key gives NaN, as softmax
-    does, not zeros. logarithms: a second result has the logarithms of rows' sums of exponentials,
-    (batch, rows, heads). The other attributes are described at ark.attention.
+    True if keys and values are in pages. mask: the last input is true for visible keys, is true for
+    hidden keys, or is added to the scores; "" if there is no mask. fill: the score of a hidden key.
+    strict: a row that sees no key gives NaN, as softmax does, instead of zeros. logarithms: True if
+    a second result has the logarithms of rows' sums of exponentials. The others: ark.attention.
     """
 
     heads: int
