@@ -71,7 +71,7 @@ def spatial(op: str, tensor: Tensor) -> int:
     return count
 
 
-def _windows(
+def window_matrix(
     source: Tensor, groups: int, kernel: Sequence[int], rules: Sequence[Rule], sizes: Sequence[int]
 ) -> Tensor:
     """Adds the node that gathers the windows of `source` into a matrix; each column is a window.
@@ -95,7 +95,7 @@ def _windows(
     return reshape(columns, [n, groups, each * math.prod(kernel), math.prod(sizes)])
 
 
-def _multiplied(
+def multiplied(
     weight: Tensor,
     windows: Tensor,
     groups: int,
@@ -214,8 +214,8 @@ def conv(
         [[[lead + d, spread[d]], [lead + count + d, steps[d]]], -pads[d][0], 1, "fill"]
         for d in range(count)
     ]
-    windows = _windows(x, groups, kernel, rules, sizes)
-    return _multiplied(w, windows, groups, sizes, bias, name or "conv", tf32)
+    windows = window_matrix(x, groups, kernel, rules, sizes)
+    return multiplied(w, windows, groups, sizes, bias, name or "conv", tf32)
 
 
 def conv_transpose(
@@ -269,11 +269,11 @@ def conv_transpose(
         [[[lead + d, -spread[d]], [lead + count + d, 1]], pads[d][0], steps[d], "exact"]
         for d in range(count)
     ]
-    windows = _windows(x, groups, kernel, rules, sizes)
+    windows = window_matrix(x, groups, kernel, rules, sizes)
     each, outputs = channels // groups, w.ir.shape[1]
     transposed = transpose(reshape(w, [groups, each, outputs, math.prod(kernel)]), [0, 2, 1, 3])
     table = reshape(transposed, [groups * outputs, each, *kernel])
-    return _multiplied(table, windows, groups, sizes, bias, name or "conv_transpose", tf32)
+    return multiplied(table, windows, groups, sizes, bias, name or "conv_transpose", tf32)
 
 
 def _convolution(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

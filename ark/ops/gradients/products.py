@@ -9,6 +9,7 @@ from ark.ir.attributes import AttentionAttributes, MatmulAttributes, RotaryAttri
 from ark.ir.dtype import fp32
 from ark.ops.decoder import rotary_embedding
 from ark.ops.elementwise import cast, mul, sub
+from ark.ops.gradients.convolutions import convolution_gradients
 from ark.ops.gradients.elementwise import computed, unbroadcast
 from ark.ops.gradients.table import Call, Gradients, refuse, rule
 from ark.ops.linear_algebra import matmul
@@ -28,12 +29,16 @@ def _as(tensor: Tensor, like: Tensor) -> Tensor:
 def _matmul(call: Call) -> Gradients:
     """The gradients of C = A B. They are dC B^T for A and A^T dC for B, each transposed if the
     operand was. If A and B have one 16-bit type and C is fp32, dC is rounded to the 16-bit type, as
-    in torch, because products of 16-bit operands run on matrix units.
+    in torch, because products of 16-bit operands run on matrix units. Convolutions have a rule of
+    their own.
     """
     given = call.gradient()
     first, second = (value.dtype for value in call.node.inputs[:2])
     if first == second and first.bits == 16:
         given = given if given.ir.dtype == first else cast(given, first)
+    convolved = convolution_gradients(call, given)
+    if convolved is not None:
+        return convolved
     attributes = MatmulAttributes.from_node(call.attrs)
     (transpose_a, transpose_b), tf32 = attributes.transposes, attributes.tf32
     left = right = None

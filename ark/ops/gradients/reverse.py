@@ -15,6 +15,7 @@ from ark.frontend.model import Model
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir import values as ir
 from ark.ir.dtype import FLOATS
+from ark.ir.graph import Node
 from ark.ops.elementwise import cast, ones, zeros
 from ark.ops.gradients.regions import Regions
 from ark.ops.gradients.table import Call, is_constant, rule_of
@@ -210,13 +211,38 @@ class _Reverse:
         if all(g is None for g in given):
             return
         with self.graph.placed(node.processors):
-            gradients = rule_of(node)(Call(node, given, uses, lambda t: self._value(t, place)))
+            call = Call(
+                node,
+                given,
+                uses,
+                lambda t: self._value(t, place),
+                lambda t: self._maker(t, place),
+            )
+            gradients = rule_of(node)(call)
             for tensor, gradient, used in zip(node.inputs, gradients, uses, strict=True):
                 if used and gradient is not None:
                     self.regions.put(tensor, gradient)
+            for tensor, gradient in call.passed:
+                self.regions.put(tensor, gradient)
         for added in self.graph.nodes[first:]:
             for out in added.outputs:
                 self.graph.undone[out.buffer.id] = node.outputs[0].buffer.id
+
+    def _maker(self, tensor: ir.Tensor, place: int) -> Node | None:
+        """The node that alone computed an input of a node, from tensors that have not changed since
+        then. None if there is no such node. place: the index of the node that reads the input.
+        """
+        writes = [w for w in self.writers.get(tensor.buffer.id, []) if w[0] < place]
+        if len(writes) != 1:
+            return None
+        at, node = writes[0][0], self.nodes[writes[0][0]]
+        later = [
+            where
+            for source in node.inputs
+            for where, out in self.writers.get(source.buffer.id, [])
+            if ir.overlap(out, source)
+        ]
+        return None if any(at <= where < place for where in later) else node
 
     def _value(self, tensor: ir.Tensor, place: int) -> Tensor:
         """The handle of a node's input or output. Raises ModelError if a later node has overwritten

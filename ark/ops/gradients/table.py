@@ -10,7 +10,7 @@ table; ark.ops.gradients.reverse uses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ark.errors import InternalError, UnsupportedError
@@ -30,13 +30,17 @@ class Call:
     given: the gradient of each output, None if the result does not depend on the output. wanted:
         for each input, True if its gradient is needed. value: a function that returns the tensor of
         an input or output with its value at the time of the node. It raises ModelError if a later
-        node overwrites the value.
+        node overwrites the value. maker: a function that returns the node which computed an input
+        from tensors that have not changed since; None if there is no such node. passed: gradients
+        of the inputs of such a node, which a rule adds here if it skips the node.
     """
 
     node: Node
     given: Sequence[Tensor | None]
     wanted: Sequence[bool]
     value: Callable[[Any], Tensor]
+    maker: Callable[[Any], Node | None]
+    passed: list[tuple[Any, Tensor]] = field(default_factory=list)
 
     @property
     def attrs(self) -> Any:
