@@ -38,6 +38,7 @@ from ark.ir.attributes import (
     SumNormAttributes,
     TopKAttributes,
     TransposeAttributes,
+    UnpoolAttributes,
 )
 
 ATTRIBUTES: Mapping[str, type[Attributes]] = {
@@ -84,6 +85,7 @@ ATTRIBUTES: Mapping[str, type[Attributes]] = {
     **dict.fromkeys(("convolution", "depthwise"), ConvolutionAttributes),
     "grouped_convolution": GroupedAttributes,
     "pool": PoolAttributes,
+    "unpool": UnpoolAttributes,
     "remap": RemapAttributes,
     "transpose": TransposeAttributes,
     "topk": TopKAttributes,

@@ -250,10 +250,18 @@ class GroupedAttributes(ConvolutionAttributes, frozen=True):
     channels_first: bool = False
 
 
+class UnpoolAttributes(WindowAttributes, frozen=True):
+    """The attributes of gradients of max pools: those of the windows. shape: the sizes of the image
+    in each spatial dimension.
+    """
+
+    shape: list[int]
+
+
 class PoolAttributes(WindowAttributes, frozen=True, kw_only=True):
     """The attributes of pools. counted: True if padding counts in a mean."""
 
-    function: Literal["max", "mean", "sum"]
+    function: Literal["max", "argmax", "mean", "sum"]
     counted: bool
 
 

@@ -154,6 +154,19 @@ def batch_norm(
     return result("batch_norm", [x, *wide], x.ir.shape, dtype, attrs={"expr": tree}, name=name)
 
 
+def norm_of_batch(x: Tensor, scale: Tensor, shift: Tensor, mean: Tensor, factor: Tensor) -> Tensor:
+    """Batch normalisation in training: (x - mean) * factor * scale + shift.
+
+    x: (n, channels, ...). The other tensors have a value for each channel, in dimension 1 of as
+    many as x has. mean, factor: the mean and 1 / the standard deviation of each channel of x. No
+    gradient passes through these two, because the gradient of x includes it.
+    """
+    normed = ["mul", ["sub", leaf(0), leaf(3)], leaf(4)]
+    tree = ["add", ["mul", normed, leaf(1)], leaf(2)]
+    inputs = [x, scale, shift, mean, factor]
+    return result("norm_of_batch", inputs, x.ir.shape, x.ir.dtype, attrs={"expr": tree})
+
+
 def group_norm(
     input: TensorLike,
     groups: int,
@@ -209,3 +222,4 @@ def instance_norm(
 
 composed("blend")
 composed("batch_norm")
+composed("norm_of_batch")

@@ -10,8 +10,8 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import PoolAttributes
-from ark.lower.ops.pools import lower_pool
+from ark.ir.attributes import PoolAttributes, UnpoolAttributes, WindowAttributes
+from ark.lower.ops.pools import lower_pool, lower_unpool
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
 from ark.ops.indexing import pad
@@ -149,6 +149,28 @@ def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
     return reduce_mean(tensor, range(2, len(tensor.ir.shape)), name=name)
 
 
+def _taps(given: WindowAttributes, place: Sequence[int], spatial: Sequence[int]) -> np.ndarray:
+    """The numbers, in the window at `place`, of its elements that are inside of the image."""
+    numbers = np.arange(math.prod(given.size)).reshape(given.size)
+    inside = []
+    for d, p in enumerate(place):
+        ends = p * given.stride[d] - given.before[d] + np.arange(given.size[d]) * given.dilation[d]
+        inside.append(np.flatnonzero((ends >= 0) & (ends < spatial[d])))
+    return numbers[np.ix_(*inside)].reshape(-1)
+
+
+def unpool(
+    values: Tensor, places: Tensor, windows: WindowAttributes, shape: Sequence[int]
+) -> Tensor:
+    """The gradient of max pooling: each pixel of an image of the given shape (n, channels,
+    spatial...) gets the sum of the values of the windows whose largest element it is. places: the
+    number of this element in each window.
+    """
+    attrs = {name: getattr(windows, name) for name in WindowAttributes.__struct_fields__}
+    attrs["shape"] = list(shape[2:])
+    return result("unpool", [values, places], shape, values.ir.dtype, attrs=attrs)
+
+
 def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     """The NumPy reference of pooling, computed one window at a time."""
     x, given = inputs[0], PoolAttributes.from_node(attrs)
@@ -164,9 +186,32 @@ def _pool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> l
         many = math.prod(given.size) if given.counted else window.shape[-1]
         if given.function == "max":
             pooled[whole + place] = window.max(-1)
+        elif given.function == "argmax":
+            taps = _taps(given, place, x.shape[2:])
+            pooled[whole + place] = taps[window.argmax(-1)]
         else:
             pooled[whole + place] = window.sum(-1) / (many if given.function == "mean" else 1)
     return [pooled]
 
 
 register("pool", _pool_reference, lower_pool, aliasing="none")
+
+
+def _unpool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The NumPy reference of the gradient of max pooling, computed one window at a time."""
+    values, places = inputs
+    given = UnpoolAttributes.from_node(attrs)
+    image = np.zeros((*values.shape[:2], *given.shape))
+    n, channels = np.indices(values.shape[:2])
+    for place in np.ndindex(*given.sizes):
+        whole = (slice(None), slice(None), *place)
+        taps = np.unravel_index(places[whole].astype(np.int64), given.size)
+        at = [
+            p * given.stride[d] - given.before[d] + taps[d] * given.dilation[d]
+            for d, p in enumerate(place)
+        ]
+        np.add.at(image, (n, channels, *at), values[whole])
+    return [image]
+
+
+register("unpool", _unpool_reference, lower_unpool, aliasing="none")

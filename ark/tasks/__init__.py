@@ -92,4 +92,5 @@ __all__ = [
     "tokens",
     "transfer",
     "transpose",
+    "unpool",
 ]

@@ -1,6 +1,18 @@
 // Pooling with windows of one element in the last dimension. Neighbouring results then read
 // neighbouring elements, so they are computed as packs.
 
+// Calls body(o, k) for each window o, of N windows along a line, that contains element i of the line;
+// k is the number of the element in the window. Window o begins BEFORE elements before element o *
+// STRIDE, and its SIZE elements are DILATION apart.
+template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
+ARK_DEVICE void ark_each_window_of(int i, const Body& body) {
+#pragma unroll
+  for (int k = 0; k < SIZE; ++k) {
+    const int at = i + BEFORE - k * DILATION;
+    if (at >= 0 && at % STRIDE == 0 && at / STRIDE < N) body(at / STRIDE, k);
+  }
+}
+
 // Computes a tile of results in packs of PACK neighbouring results, by all threads: calls
 // store(window(i0, i1, i2, i3), i0, i1, i2, i3) for each pack, with the indices of its first
 // result. A thread computes U packs before it stores them.

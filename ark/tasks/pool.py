@@ -1,8 +1,9 @@
-"""The task kind `pool`: the largest element, the sum or the mean of each window of an image.
-Emitted by ark.lower.ops.pools.
+"""The task kind `pool`: the largest element of each window of an image, the place of this element in
+the window, the sum or the mean. Emitted by ark.lower.ops.pools.
 
 params: function, size, stride, dilation, before (one number per spatial dimension; `before` is the
-padding before the first element), counted (a mean also counts padding), tile.
+padding before the first element), counted (a mean also counts padding), tile. The function argmax
+stores the number of the window's element that is the largest (the first of equal ones).
 
 operands: input (n, channels, spatial...), output. Elements outside of the input do not take part.
 
@@ -41,7 +42,7 @@ VECTORS_IN_FLIGHT = 2
 
 
 class PoolParams(Params, frozen=True):
-    function: Literal["max", "sum", "mean"]
+    function: Literal["max", "argmax", "sum", "mean"]
     size: Steps
     stride: Steps
     dilation: Steps
@@ -123,13 +124,43 @@ def _names(sig: Signature) -> tuple[list[str], list[str]]:
 
 
 def _start(p: PoolParams) -> str:
-    return "-ark_inf()" if p.function == "max" else "0.0f"
+    return "-ark_inf()" if p.function in ("max", "argmax") else "0.0f"
 
 
-def _join(p: PoolParams, total: str) -> str:
+def _declared(p: PoolParams, size: str = "") -> str:
+    """The C++ declaration of a running total; for argmax, also of a place."""
+    places = f", place{size}" if p.function == "argmax" else ""
+    return f"    float total{size}{places};\n"
+
+
+def _cleared(p: PoolParams, at: str = "") -> str:
+    """C++ statements that begin a total."""
+    place = f" place{at} = -1.0f;" if p.function == "argmax" else ""
+    return f"total{at} = {_start(p)};{place}"
+
+
+def _place(sig: Signature) -> str:
+    """The C++ text of the number of an element in its window."""
+    p, (names, at) = sig.read(PoolParams), _names(sig)
+    terms = [
+        f"({at[2 + d]} + {p.before[d]} - {names[2 + d]} * {p.stride[d]}) / {p.dilation[d]}"
+        f" * {math.prod(p.size[d + 1 :])}"
+        for d in range(len(p.size))
+    ]
+    return " + ".join(terms)
+
+
+def _join(sig: Signature, at: str, predicated: bool) -> str:
     """A C++ statement that adds the value v to a running total or, for max pooling, keeps the
     larger of the two.
     """
+    p, total = sig.read(PoolParams), f"total{at}"
+    if p.function == "argmax":
+        there = f"{_there(sig)} && " if predicated else ""
+        return (
+            f"if ({there}(v > {total} || v != v || place{at} < 0.0f)) {{ {total} = v; "
+            f"place{at} = static_cast<float>({_place(sig)}); }}"
+        )
     return (
         f"{total} = v > {total} || v != v ? v : {total};"
         if p.function == "max"
@@ -137,10 +168,13 @@ def _join(p: PoolParams, total: str) -> str:
     )
 
 
-def _result(p: PoolParams, total: str) -> str:
+def _result(p: PoolParams, at: str = "") -> str:
     """The C++ text of a window's result, computed from its total. In it, the variable `many` is the
     number of the window's elements inside of the input.
     """
+    if p.function == "argmax":
+        return f"place{at}"
+    total = f"total{at}"
     divisor = f"{math.prod(p.size)}" if p.counted else "(many > 0 ? many : 1)"
     return f"{total} / static_cast<float>({divisor})" if p.function == "mean" else total
 
@@ -174,10 +208,10 @@ def _total(sig: Signature, predicated: bool) -> str:
     value = f"{_there(sig)} ? loaded : {_start(p)}" if predicated else "loaded"
     inner = (
         f"      const float loaded = {load};\n      const float v = {value};\n"
-        f"      {_join(p, 'total')}\n"
+        f"      {_join(sig, '', predicated)}\n"
     )
     return (
-        f"    float total = {_start(p)};\n    int many = 0;\n    (void)many;\n"
+        f"{_declared(p)}    {_cleared(p)}\n    int many = 0;\n    (void)many;\n"
         f"{_over_window(sig, inner, predicated)}"
     )
 
@@ -185,7 +219,7 @@ def _total(sig: Signature, predicated: bool) -> str:
 def _one(sig: Signature) -> str:
     """C++ statements that compute one window's result and store it."""
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
-    result = _result(sig.read(PoolParams), "total")
+    result = _result(sig.read(PoolParams))
     return f"{_total(sig, False)}    const float made = {result};\n    {store}\n"
 
 
@@ -206,7 +240,7 @@ def _called(sig: Signature, callee: str, constants: str, body: str, given: str, 
 def _walk(sig: Signature) -> str:
     """Statements in which all threads compute the results of windows, one at a time."""
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
-    body = f"{_total(sig, True)}    return {_result(sig.read(PoolParams), 'total')};\n"
+    body = f"{_total(sig, True)}    return {_result(sig.read(PoolParams))};\n"
     return _called(sig, "ark_each_window", "", body, "float made", store)
 
 
@@ -232,13 +266,13 @@ def _walk_packs(sig: Signature, pack: int) -> str:
     inner = (
         f"      const auto loaded = ark_load_pack<{pack}>(p0 + {text.offset(sig, 0, at)});\n"
         f"{each} {{\n      const float v = {_there(sig)} ? {element} : {_start(p)};\n"
-        f"      {_join(p, 'total[j]')}\n    }}\n"
+        f"      {_join(sig, '[j]', True)}\n    }}\n"
     )
     body = (
-        f"    float total[{pack}];\n{each} total[j] = {_start(p)};\n"
+        f"{_declared(p, f'[{pack}]')}{each} {{ {_cleared(p, '[j]')} }}\n"
         f"    int many = 0;\n    (void)many;\n{_over_window(sig, inner, True)}"
         f"    ArkPack<{out.ctype}, {pack}> made;\n"
-        f"{each} {text.store(sig, 1, 'made.v', 'j', _result(p, 'total[j]'))}\n"
+        f"{each} {text.store(sig, 1, 'made.v', 'j', _result(p, '[j]'))}\n"
         "    return made;\n"
     )
     store = f"ark_store_pack<{pack}>(p1 + {text.offset(sig, 1, names)}, made);"

@@ -38,6 +38,7 @@ LARGER = {
     "depthwise": "strides leave out what lies between windows",
     "grouped_convolution": "strides leave out what lies between windows",
     "pool": "strides leave out what lies between windows",
+    "unpool": "strides leave out what lies between windows",
     "remap": "steps leave elements out, and what is outside of the input is not read",
     "scatter": "the indices say which elements, and a plain update reads none",
     "scan": "an exclusive one does not need the last element",

@@ -34,8 +34,7 @@ def _found() -> dict[Any, Any]:
     """Computes the decompositions, which takes torch half a second."""
     table = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
     aten = torch.ops.aten
-    others = [aten._native_batch_norm_legit_functional, aten.linalg_vector_norm]
-    return {**table, **get_decompositions(others)}
+    return {**table, **get_decompositions([aten.linalg_vector_norm])}
 
 
 def check_module(module: Any) -> torch.nn.Module:

@@ -9,6 +9,7 @@ from typing import Any
 import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, operator, refuse
 from ark.ops.gradients.products import wide
+from ark.ops.images import norm_of_batch
 from ark.ops.reductions import squared_differences
 from ark.ops.scans import recurrence, sums_from
 
@@ -319,6 +320,41 @@ def _norm_of_batch(
     factor = ark.rsqrt(ark.add(variance, eps))
     normed = ark.mul(ark.sub(cast(x, ark.fp32), mean), factor)
     return [_scaled(normed, weight, bias, [-1, *[1] * (len(shape) - 2)]), None, None]
+
+
+@operator("_native_batch_norm_legit_functional.default")
+def _norm_in_training(
+    call: Call,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> list[Any]:
+    """A batch norm that also returns the new running statistics. Their variance is that of the
+    whole population, which is estimated from the batch (Bessel's correction).
+    """
+    if not training:
+        normed = _batch_norm(call, x, weight, bias, mean, variance, momentum, eps)
+        return [*normed, mean.tensor, variance.tensor]
+    if call.wants(1) or call.wants(2):
+        raise refuse("a batch norm that returns statistics")
+    shape = [1, x.shape[1], *[1] * (len(x.shape) - 2)]
+    spread, middle = _moments(x, [d for d in range(len(x.shape)) if d != 1], 0)
+    ones = ark.ones(shape) if weight is None else ark.reshape(wide(weight.tensor), shape)
+    zeros = ark.zeros(shape) if bias is None else ark.reshape(wide(bias.tensor), shape)
+    factor = ark.rsqrt(ark.add(spread, eps))
+    normed = norm_of_batch(wide(x.tensor), ones, zeros, middle, factor)
+    count = math.prod(x.shape) // x.shape[1]
+    found = [middle, ark.mul(spread, count / max(1, count - 1))]
+    averages = [
+        ark.add(ark.mul(wide(old.tensor), 1.0 - momentum), ark.mul(new, float(momentum)))
+        for old, new in zip((mean, variance), (ark.reshape(t, [-1]) for t in found), strict=True)
+    ]
+    return [normed, None, None, *averages]
 
 
 @operator("native_batch_norm.default")

@@ -1,4 +1,6 @@
-"""Lowering of pools: the maximum, mean or sum of each window of an image."""
+"""Lowering of pools (the maximum, mean or sum of each window of an image), and of the gradient of
+the maximum.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,12 @@ import math
 
 from msgspec import structs
 
-from ark.ir.attributes import PoolAttributes
+from ark.ir.attributes import PoolAttributes, UnpoolAttributes
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.tiling import box_coords, box_tile
 from ark.tasks.pool import PoolParams
+from ark.tasks.unpool import UnpoolParams
 
 
 def lower_pool(lowering: Lowering, node: Node) -> None:
@@ -20,3 +23,12 @@ def lower_pool(lowering: Lowering, node: Node) -> None:
     kept = {key: value for key, value in structs.asdict(given).items() if key != "sizes"}
     coords = box_coords(out.shape, tile)
     lowering.emit("pool", PoolParams(**kept, tile=tuple(tile)), [*node.inputs, out], coords)
+
+
+def lower_unpool(lowering: Lowering, node: Node) -> None:
+    """Emits the gradient of a max pool as tiles of the image."""
+    out, given = node.outputs[0], node.read(UnpoolAttributes)
+    tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
+    kept = {k: v for k, v in structs.asdict(given).items() if k not in ("sizes", "shape")}
+    params = UnpoolParams(**kept, tile=tuple(tile))
+    lowering.emit("unpool", params, [*node.inputs, out], box_coords(out.shape, tile))

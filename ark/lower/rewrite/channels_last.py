@@ -15,6 +15,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
@@ -100,7 +101,11 @@ class _Convolutions(TurnedImages):
         rows = self._source_rows(one)
         if rows is None:
             return None
-        outputs, depth = weight.shape[2:]
+        outputs, depth = product.outputs[0].shape[2], product.inputs[1].shape[2]
+        if windows is None and product.read(MatmulAttributes).transpose_a:
+            kernel = self.turn(product, weight, [1, depth, outputs])
+            self.nodes.append(kernel)
+            return self.view(kernel.outputs[0], [outputs, depth]), rows
         if windows is None:
             return self.view(weight, [outputs, depth]), rows
         image = self.view(rows, [n, *one.source.shape[2:], channels])

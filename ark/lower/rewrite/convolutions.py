@@ -129,7 +129,8 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         return None
     weight, table, out = *product.inputs, product.outputs[0]
     given = product.read(MatmulAttributes)
-    plain = given.transposes == (False, False)
+    turned = given.transposes == (True, False)
+    plain = turned or given.transposes == (False, False)
     types = {t.dtype.name for t in (weight, table, out)}
     boxes = machine.has(Capability.WINDOW_BOXES)
     able = {"bf16", "fp16", "fp32"} if boxes and given.tf32 else {"bf16", "fp16"}
@@ -139,8 +140,10 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if not all(map(whole, (weight, source, table, out))):
         return None
     n, groups, depth, places = table.shape
-    rows = weight.shape[2]
-    if weight.shape != (1, groups, rows, depth):
+    rows = out.shape[2]
+    if weight.shape != (1, groups, *((depth, rows) if turned else (rows, depth))):
+        return None
+    if turned and (groups > 1 or windows is not None):
         return None
     numbers = dict(PIXEL, sizes=[places]) if windows is None else window(windows, groups)
     if numbers is None or math.prod(numbers["sizes"]) != places or source.shape[0] != n:

@@ -11,7 +11,12 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import MatmulAttributes, ReduceAttributes, TransposeAttributes
+from ark.ir.attributes import (
+    MatmulAttributes,
+    ReduceAttributes,
+    RemapAttributes,
+    TransposeAttributes,
+)
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.convolutions import Convolution, image_of
@@ -22,8 +27,9 @@ from ark.lower.rewrite.views import UNSEEN, whole
 
 
 def pools(node: Node) -> bool:
-    """True for a pool of an image with one or two spatial dimensions."""
-    return node.type == "pool" and len(node.outputs[0].shape) <= 4 and whole(node.inputs[0])
+    """True for a pool of an image with one or two spatial dimensions, or the gradient of one."""
+    known = node.type in ("pool", "unpool") and len(node.outputs[0].shape) <= 4
+    return known and all(map(whole, node.inputs))
 
 
 def reduces_places(node: Node) -> bool:
@@ -45,6 +51,32 @@ def moves_channels(node: Node, to_last: bool) -> bool:
     last = len(perm) - 1
     wanted = [0, *range(2, last + 1), 1] if to_last else [0, last, *range(1, last)]
     return last > 1 and perm == wanted and whole(node.inputs[0]) and whole(node.outputs[0])
+
+
+def moves_images(node: Node) -> bool:
+    """True for a transpose of images (n, channels, places...) that exchanges their first two
+    dimensions. The images of each channel then follow each other.
+    """
+    if node.type != "transpose" or node.hints is not None or node.after:
+        return False
+    perm = node.read(TransposeAttributes).perm
+    exchanged = len(perm) > 2 and perm == [1, 0, *range(2, len(perm))]
+    return exchanged and whole(node.inputs[0]) and whole(node.outputs[0])
+
+
+def moves_pixels(node: Node) -> bool:
+    """True for a copy by index arithmetic from one image to another, in which each pixel keeps its
+    image and its channels. Margins or zeros between pixels, for example, are added in this way.
+    """
+    if node.type != "remap" or node.hints is not None or node.after:
+        return False
+    source, out = node.inputs[0], node.outputs[0]
+    given = node.read(RemapAttributes)
+    if not 3 <= len(source.shape) == len(out.shape) or not (whole(source) and whole(out)):
+        return False
+    kept = all(given.rules[d] == [[[d, 1]], 0, 1, "fill"] for d in (0, 1))
+    pixels = all(t[0] > 1 for rule in given.rules[2:] for t in rule[0])
+    return kept and pixels and source.shape[:2] == out.shape[:2]
 
 
 def per_image(tensor: Tensor, out: Tensor) -> bool:
@@ -90,13 +122,13 @@ def images_with_channels_last(
             image = image_of(node.outputs[0])
             read = [t for t in node.inputs if image is not None and image_of(t) == image]
             worth |= {t.buffer.id for t in read} if written & worth else set()
-        elif pools(node) and written & (worth | fine):
-            read = [node.inputs[0]]
+        elif (pools(node) or moves_pixels(node)) and written & (worth | fine):
+            read = list(node.inputs)
             worth |= {read[0].buffer.id} if written & worth else set()
         elif joins_channels(node) and written & (worth | fine):
             read = list(node.inputs)
             worth |= {t.buffer.id for t in read} if written & worth else set()
-        elif reduces_places(node):
+        elif reduces_places(node) or moves_images(node):
             read = [node.inputs[0]]
         elif moves_channels(node, to_last=True) and not written & (worth | fine):
             read = [node.inputs[0]]
@@ -156,7 +188,8 @@ class ImageNodes:
         return self.node(like, "remap", source, out, attrs)
 
     def product(self, product: Node, inputs: tuple[Tensor, Tensor], out: Tensor) -> Node:
-        given = structs.replace(product.read(MatmulAttributes), transpose_b=True)
+        given = product.read(MatmulAttributes)
+        given = structs.replace(given, transpose_a=False, transpose_b=True)
         return dataclasses.replace(product, inputs=inputs, outputs=(out,)).with_attributes(given)
 
     def node(self, like: Node, type: str, source: Tensor, out: Tensor, attrs: Any) -> Node:

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ark.ir.attributes import ReduceAttributes
+from ark.ir.attributes import ReduceAttributes, RemapAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor
@@ -21,6 +21,8 @@ from ark.lower.rewrite.image_layouts import (
     ImageNodes,
     images_with_channels_last,
     moves_channels,
+    moves_images,
+    moves_pixels,
     per_image,
     pools,
     reduces_places,
@@ -107,6 +109,8 @@ class TurnedImages(ImageNodes):
             self.elementwise(node)
             or self.pool(node)
             or self.reduction(node)
+            or self.pixels(node)
+            or self.exchange(node)
             or self.concat(node)
             or self.to_last(node)
             or self.to_first(node)
@@ -155,17 +159,62 @@ class TurnedImages(ImageNodes):
         of the pool, in which a window has one element. Returns True if it was added.
         """
         out = node.outputs[0]
-        rows = self.rows(node.inputs[0], node) if pools(node) else None
-        if rows is None or out.buffer.id not in self.wanted or not whole(out):
+        if not pools(node) or out.buffer.id not in self.wanted or not whole(out):
             return False
+        rows = [self.rows(t, node) for t in node.inputs]
         n, channels, *sizes = out.shape
+        sources = [
+            self.view(r, [1, n, *t.shape[2:], channels])
+            for r, t in zip(rows, node.inputs, strict=True)
+            if r is not None
+        ]
+        if len(sources) < len(rows):
+            return False
         result = self.result(out, node.name)
-        source = self.view(rows, [1, n, *node.inputs[0].shape[2:], channels])
-        more = {"size": 1, "stride": 1, "dilation": 1, "before": 0, "sizes": channels}
-        attrs = {**node.attrs, **{key: [*node.attrs[key], last] for key, last in more.items()}}
-        view = self.view(result, [1, n, *sizes, channels])
-        self.nodes.append(dataclasses.replace(node, inputs=(source,), outputs=(view,), attrs=attrs))
+        one = {"size": 1, "stride": 1, "dilation": 1, "before": 0}
+        more = {**one, "sizes": channels, "shape": channels}
+        longer = {key: [*node.attrs[key], n] for key, n in more.items() if key in node.attrs}
+        inputs, view = tuple(sources), self.view(result, [1, n, *sizes, channels])
+        attrs = {**node.attrs, **longer}
+        self.nodes.append(dataclasses.replace(node, inputs=inputs, outputs=(view,), attrs=attrs))
         self.turn_back(node, result, out)
+        return True
+
+    def pixels(self, node: Node) -> bool:
+        """Adds a copy of pixels by index arithmetic that reads rows of channels, if possible.
+        Returns True if it was added.
+        """
+        out = node.outputs[0] if node.outputs else None
+        if out is None or out.buffer.id not in self.wanted or not moves_pixels(node):
+            return False
+        rows = self.rows(node.inputs[0], node)
+        if rows is None or not whole(rows):
+            return False
+        n, channels, *spatial = node.inputs[0].shape
+        given = node.read(RemapAttributes)
+        rules = [
+            [[[d - 1, f] for d, f in terms], add, divide, edge]
+            for terms, add, divide, edge in given.rules[2:]
+        ]
+        last = len(spatial) + 1
+        rules = [[[[0, 1]], 0, 1, "fill"], *rules, [[[last, 1]], 0, 1, "fill"]]
+        shape = [n, *out.shape[2:], channels]
+        result = self.result(out, node.name)
+        attrs = {"rules": rules, "fill": given.fill, "shape": shape}
+        image, view = self.view(rows, [n, *spatial, channels]), self.view(result, shape)
+        self.nodes.append(dataclasses.replace(node, inputs=(image,), outputs=(view,), attrs=attrs))
+        self.turn_back(node, result, out)
+        return True
+
+    def exchange(self, node: Node) -> bool:
+        """Adds a transpose that exchanges images and channels, if an earlier node has computed rows
+        of channels: it is then a transpose of a matrix. Returns True if it was added.
+        """
+        rows = self.rows(node.inputs[0], node) if moves_images(node) else None
+        if rows is None:
+            return False
+        out = self.view(node.outputs[0], (rows.shape[1], rows.shape[0]))
+        self.keep(self.node(node, "transpose", rows, out, {"perm": [1, 0]}))
         return True
 
     def reduction(self, node: Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ark.frontend.tensor import Tensor
 from ark.ir.attributes import NormAttributes, ReduceAttributes
 from ark.ir.dtype import fp32
@@ -16,7 +18,7 @@ from ark.ops.logic import equal
 from ark.ops.reductions import reduce_mean, reduce_sum
 from ark.ops.scans import cumprod
 from ark.ops.views import reshape
-from ark.tasks.expression import leaf
+from ark.tasks.expression import Tree, leaf
 
 constant("argmax", "sample", "sample_adjusted", "sample_each", "advance", "noop")
 
@@ -134,3 +136,40 @@ def _rmsnorm(call: Call) -> Gradients:
         total = reduce_sum(mul(given, normed), rows) if rows else mul(given, normed)
         slope = call.fitted(reshape(total, call.shape(1)), 1)
     return [back, slope]
+
+
+@rule("norm_of_batch")
+def _norm_of_batch(call: Call) -> Gradients:
+    """The gradients of batch normalisation (Ioffe and Szegedy 2015). The gradient of the input
+    depends on the gradient of the result by two sums for each channel, which are also the gradients
+    of the shift and of the scale.
+    """
+    x, scale, _, mean, factor = (call.input(i) for i in range(5))
+    given, shape = call.gradient(), call.shape(0)
+    rows = [*shape[:2], math.prod(shape[2:])]
+    apart = reshape(sub(x, mean), rows)
+    flat = reshape(given, rows)
+    kept = [1, shape[1], *[1] * (len(shape) - 2)]
+    count = shape[0] * rows[2]
+
+    def total(terms: Tensor) -> Tensor:
+        return reshape(reduce_sum(reduce_sum(terms, 2), 0), kept)
+
+    shifts = total(flat)
+    slopes = mul(total(mul(flat, apart)), factor)
+    back = None
+    if call.wanted[0]:
+        first = mul(factor, scale)
+        along = mul(mul(first, mul(factor, slopes)), 1.0 / count)
+        less = mul(mul(first, shifts), 1.0 / count)
+        tree: Tree = [
+            "sub",
+            ["mul", leaf(0), leaf(2)],
+            ["add", ["mul", ["sub", leaf(1), leaf(3)], leaf(4)], leaf(5)],
+        ]
+        back = computed(tree, [given, x, first, mean, along, less], shape, x.ir.dtype)
+    sides = [
+        reshape(total, call.shape(i)) if call.wanted[i] else None
+        for i, total in ((1, slopes), (2, shifts))
+    ]
+    return [back, *sides, None, None]

@@ -104,8 +104,11 @@ def is_constant(node: Node) -> bool:
 
 
 def rule_of(node: Node) -> Rule:
-    """The rule of a node's op. An op without a rule gets one that raises UnsupportedError."""
-    return (RULES["elementwise"] if is_elementwise(node) else RULES.get(node.type)) or _unknown
+    """The rule of a node's op. An elementwise op has the rule of all elementwise ops, unless it has
+    its own. An op without a rule gets one that raises UnsupportedError.
+    """
+    common = RULES["elementwise"] if is_elementwise(node) else None
+    return RULES.get(node.type) or common or _unknown
 
 
 def _unknown(call: Call) -> Gradients:

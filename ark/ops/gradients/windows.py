@@ -23,6 +23,7 @@ from ark.ops.gradients.movement import along, scattered
 from ark.ops.gradients.table import Call, Gradients, refuse, rule
 from ark.ops.indexing import Rule, remap, same
 from ark.ops.logic import equal
+from ark.ops.pools import unpool
 from ark.ops.reductions import reduce_sum
 from ark.ops.scans import cumsum
 from ark.ops.views import reshape
@@ -135,6 +136,10 @@ def _window_rules(given: WindowAttributes, count: int) -> list[Rule]:
     ]
 
 
+# The number of elements of a window that each type can count.
+MOST_PLACES = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
+
+
 @rule("pool")
 def _pool(call: Call) -> Gradients:
     windows = PoolAttributes.from_node(call.attrs)
@@ -145,6 +150,11 @@ def _pool(call: Call) -> Gradients:
     spread = [*shape[:2], *sizes, *places]
     wide = [*shape[:2], *[1] * count, *places]
     many = math.prod(sizes)
+    if windows.function == "max" and many <= MOST_PLACES[call.input(0).ir.dtype.name]:
+        places = structs.replace(windows, function="argmax").to_node()
+        source = call.input(0)
+        first = result("pool", [source], given.ir.shape, given.ir.dtype, attrs=places)
+        return [unpool(given, first, windows, shape)]
     if windows.function == "max":
         chosen = _first_largest(call, rules, spread, wide)
         return [undone(mul(reshape(given, wide), chosen), rules, spread, shape)]

@@ -279,6 +279,15 @@ def _pool(node: Node) -> str:
     return f"a b {spatial} -> a b {spatial}"
 
 
+def _unpool(node: Node) -> str:
+    """The annotation of the gradient of max pooling, which may be cut as pooling may."""
+    read, written = (
+        " ".join(f"{n}^" for n in names[: len(node.outputs[0].shape) - 2])
+        for names in (LETTERS[2:], LETTERS[5:])
+    )
+    return f"a b {read}, a b {read} -> a b {written}"
+
+
 def _topk(node: Node) -> str:
     return "a b^ -> a b^"
 
@@ -313,6 +322,7 @@ RULES: dict[str, Callable[[Node], str]] = {
     "gather_elements": _gather_elements,
     "scatter_elements": _scatter_elements,
     "pool": _pool,
+    "unpool": _unpool,
     "embedding": _embedding,
     "embed": _embed,
     "reshape": _reshape,

@@ -1,0 +1,172 @@
+"""The task kind `unpool`, the gradient of max pooling: each pixel of an image gets the sum of the
+values of the windows whose largest element it is. Emitted by ark.lower.ops.pools.
+
+params: size, stride, dilation, before (of the windows, as in ark.tasks.pool), tile.
+
+operands: values (n, channels, windows...), places (of the shape of the values: the number of the
+largest element in each window, as from a pool with the function argmax), output (n, channels,
+spatial...).
+
+coord: the tile's first index of the output (four dimensions; more are folded).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ark.ir.fold import fold
+from ark.machine import Machine
+from ark.plan.kind import Access, Signature, TaskKind, register
+from ark.plan.params import INT_MAX, Params, Places, Tile, box, count, covers, need, typed
+from ark.tasks import text
+from ark.tasks.along import ALONG, indices
+from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
+from ark.tasks.elementwise import tile_box
+from ark.tasks.windows import Margins, Steps, window_sizes
+
+
+class UnpoolParams(Params, frozen=True):
+    size: Steps
+    stride: Steps
+    dilation: Steps
+    before: Margins
+    tile: Tile
+
+
+class Unpool(TaskKind):
+    name = "unpool"
+    params = UnpoolParams
+
+    def check(self, sig: Signature) -> None:
+        super().check(sig)
+        count(sig, 3)
+        p = sig.read(UnpoolParams)
+        values, places, out = (typed(sig, i, *text.FLOATS).shape for i in range(3))
+        spatial = len(out) - 2
+        need(
+            spatial > 0 and all(len(numbers) == spatial for numbers in window_sizes(p)),
+            f"the window parameters need one number for each spatial dimension of {list(out)}",
+        )
+        need(
+            values == places and len(values) == len(out) and values[:2] == out[:2],
+            f"values {list(values)} and places {list(places)} do not fit the output {list(out)}",
+        )
+        for d in range(spatial):
+            last = (values[2 + d] - 1) * p.stride[d] + (p.size[d] - 1) * p.dilation[d]
+            need(last < INT_MAX, "window indices exceed 32 bits")
+        covers(p.tile, out)
+
+    def places(self, sig: Signature) -> Places:
+        return box(fold(sig.operands[2].shape), sig.read(UnpoolParams).tile)
+
+    def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
+        values, _, out = (o.shape for o in sig.operands)
+        p = sig.read(UnpoolParams)
+        lo, hi = tile_box(out, coord, p.tile)
+        low, high = [*lo[:2]], [*hi[:2]]
+        for d, n in enumerate(values[2:]):
+            reach = (p.size[d] - 1) * p.dilation[d]
+            first = -((reach - lo[2 + d] - p.before[d]) // p.stride[d])
+            last = (hi[2 + d] - 1 + p.before[d]) // p.stride[d]
+            low.append(min(max(first, 0), n - 1))
+            high.append(max(min(last, n - 1), low[-1]) + 1)
+        read = tuple(low), tuple(high)
+        return [Access(0, *read), Access(1, *read), Access(2, lo, hi, write=True)]
+
+    def headers(self) -> tuple[str, ...]:
+        return (*ALONG, text.header("pool.h"))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        p, out = sig.read(UnpoolParams), sig.operands[2]
+        declare = (
+            text.operand(sig, 0, "p0")
+            + text.operand(sig, 1, "p1")
+            + text.operand(sig, 2, "p2", const=False)
+        )
+        single = (in_order if not machine.cooperative else each_index)(
+            p.tile, fold(out.shape), _one(sig)
+        )
+        pack = _vector(sig) if machine.cooperative else 1
+        if pack == 1:
+            return text.function(name, declare + single)
+        packs, asked = _packs(sig, pack), text.addresses(sig, (0, 1, 2))
+        body = f"  if (ark_aligned({asked})) {{\n{packs}  }} else {{\n{single}  }}\n"
+        return text.function(name, declare + (packs if asked == "0u" else body))
+
+
+def _over_windows(sig: Signature, body: str) -> str:
+    """C++ statements that run `body` for each window that contains a pixel. In it, o0, o1... is the
+    index of the window, and `tap` the number of the pixel in the window.
+    """
+    p, values = sig.read(UnpoolParams), sig.operands[0].shape
+    names = indices(sig.operands[2].shape)
+    taps = [f"k{d} * {math.prod(p.size[d + 1 :])}" for d in range(len(p.size))]
+    body = f"      const float tap = static_cast<float>({' + '.join(taps)});\n{body}"
+    for d in range(len(p.size) - 1, -1, -1):
+        listed = ", ".join(
+            map(str, (p.size[d], p.stride[d], p.dilation[d], p.before[d], values[2 + d]))
+        )
+        body = (
+            f"    ark_each_window_of<{listed}>({names[2 + d]}, [&](int o{d}, int k{d}) {{\n"
+            f"{body}    }});\n"
+        )
+    return body
+
+
+def _at(sig: Signature) -> list[str]:
+    names = indices(sig.operands[2].shape)
+    return [*names[:2], *(f"o{d}" for d in range(len(names) - 2))]
+
+
+def _one(sig: Signature) -> str:
+    """C++ statements that compute one pixel and store it."""
+    at = _at(sig)
+    value = text.load(sig, 0, "p0", text.offset(sig, 0, at))
+    place = text.load(sig, 1, "p1", text.offset(sig, 1, at))
+    inner = f"      if ({place} == tap) total += {value};\n"
+    store = text.store(sig, 2, "p2", text.offset(sig, 2, indices(sig.operands[2].shape)), "total")
+    return f"    float total = 0.0f;\n{_over_windows(sig, inner)}    {store}\n"
+
+
+def _vector(sig: Signature) -> int:
+    """The number of neighbouring pixels in the last dimension that a thread computes together: a
+    vector of VECTOR_BYTES if windows have size 1 in that dimension and rows consist of whole
+    vectors, otherwise 1.
+    """
+    p, out = sig.read(UnpoolParams), sig.operands[2]
+    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
+    pack = text.VECTOR_BYTES // out.itemsize
+    counts = [n for o in sig.operands for n in (o.shape[-1], *o.strides[:-1])] + [p.tile[3]]
+    beside = all(o.strides[-1] == 1 and o.dtype == out.dtype for o in sig.operands)
+    return pack if plain and beside and all(n % pack == 0 for n in counts) else 1
+
+
+def _packs(sig: Signature, pack: int) -> str:
+    """Statements in which all threads compute neighbouring pixels as vectors."""
+    out, at = sig.operands[2], _at(sig)
+    names = indices(out.shape)
+    each = f"#pragma unroll\n    for (int j = 0; j < {pack}; ++j)"
+    value, place = text.load(sig, 0, "values.v", "j"), text.load(sig, 1, "places.v", "j")
+    inner = (
+        f"      const auto places = ark_load_pack<{pack}>(p1 + {text.offset(sig, 1, at)});\n"
+        f"      const auto values = ark_load_pack<{pack}>(p0 + {text.offset(sig, 0, at)});\n"
+        f"{each} total[j] += {place} == tap ? {value} : 0.0f;\n"
+    )
+    body = (
+        f"    float total[{pack}] = {{}};\n{_over_windows(sig, inner)}"
+        f"    ArkPack<{out.ctype}, {pack}> made;\n"
+        f"{each} {text.store(sig, 2, 'made.v', 'j', 'total[j]')}\n    return made;\n"
+    )
+    store = f"ark_store_pack<{pack}>(p2 + {text.offset(sig, 2, names)}, made);"
+    box_of = tile_type(sig.read(UnpoolParams).tile, fold(out.shape))
+    listed = ", ".join(f"int {i}" for i in NAMES)
+    unused = " ".join(f"(void){i};" for i in NAMES)
+    return (
+        f"  ark_each_window_pack<{box_of}, {pack}, 1>(t.coord,\n"
+        f"      [&]({listed}) {{\n    {unused}\n{body}  }},\n"
+        f"      [&](const ArkPack<{out.ctype}, {pack}>& made, {listed}) {{ {unused} {store} }});\n"
+    )
+
+
+register(Unpool())
