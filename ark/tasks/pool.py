@@ -1,5 +1,5 @@
-"""The task kind `pool`: the largest element of each window of an image, the place of this element in
-the window, the sum or the mean. Emitted by ark.lower.ops.pools.
+"""The task kind `pool`: for each window of an image, the largest element, the place of this element
+in the window, the sum or the mean. Emitted by ark.lower.ops.pools.
 
 params: function, size, stride, dilation, before (one number per spatial dimension; `before` is the
 padding before the first element), counted (a mean also counts padding), tile. The function argmax
