@@ -15,7 +15,12 @@ from typing import Any
 from msgspec import structs
 
 from ark.frontend.tensor import Tensor
-from ark.ir.attributes import PoolAttributes, RemapAttributes, WindowAttributes
+from ark.ir.attributes import (
+    PoolAttributes,
+    RemapAttributes,
+    UnpoolAttributes,
+    WindowAttributes,
+)
 from ark.ops.base import result
 from ark.ops.elementwise import cast, div, mul, ones
 from ark.ops.gradients.elementwise import computed
@@ -27,7 +32,7 @@ from ark.ops.pools import unpool
 from ark.ops.reductions import reduce_sum
 from ark.ops.scans import cumsum
 from ark.ops.views import reshape
-from ark.tasks.expression import leaf, number
+from ark.tasks.expression import index, leaf, number
 
 
 @rule("remap")
@@ -167,6 +172,23 @@ def _pool(call: Call) -> Gradients:
         )
         given = div(mul(given, 1.0 / many), share)
     return [undone(reshape(given, wide), rules, spread, shape)]
+
+
+@rule("unpool")
+def _unpool(call: Call) -> Gradients:
+    """The gradient of the values: that of the pixel to which the value of a window was added."""
+    windows = UnpoolAttributes.from_node(call.attrs)
+    given, values, count = call.gradient(), call.shape(0), len(windows.size)
+    spread = [*values[:2], *windows.size, *values[2:]]
+    many = math.prod(windows.size)
+    flat = [*values[:2], many, math.prod(values[2:])]
+    seen = reshape(remap("windows", given, spread, _window_rules(windows, count)), flat)
+    places = reshape(call.input(1), [*values[:2], 1, flat[3]])
+    chosen = ["where", ["equal", leaf(1), index(-2)], leaf(0), number(0.0)]
+    return [
+        reshape(reduce_sum(computed(chosen, [seen, places], flat, given.ir.dtype), 2), values),
+        None,
+    ]
 
 
 def _first_largest(
