@@ -62,7 +62,8 @@ def candidates(
     wide = min(columns for _, columns in set(given.tiles) - set(given.narrow))
     low = shape[2] <= given.least_rows or shape[3] < wide or _few_tiles(shape, machine)
     several = parts and shape[0] == shape[1] == 1
-    counts = (1, *(p for p in given.parts if several))
+    deep = given.deep_parts if depth * itemsize >= given.deep_bytes else ()
+    counts = (1, *(p for p in (*given.parts, *deep) if several))
     # Tile widths between the machine's standard widths are candidates only for products of many
     # rows, because products of few rows are bound by memory bandwidth.
     between = (plain or heads > 0) and not windows and shape[2] > given.least_rows

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ark.machine.ranges import Count
+from ark.machine.ranges import Bytes, Count
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class BoxTiles:
     shallow: the sizes of `tiles` that are not used for convolutions, because their stages are so
         large that too few fit into shared memory.
     parts: the numbers of parts into which k may be cut (split-K).
+    deep_parts: further numbers of parts, for a k of at least `deep_bytes` bytes. Such a k is that
+        of the gradient of a convolution's weights, whose result has few tiles.
     normed_parts: the largest number of parts of k if a norm adds up their partial sums.
     attention_rows: the number of queries of an attention tile.
     codes: the tile sizes of products of few rows with quantised weights, which are loaded in
@@ -37,6 +39,8 @@ class BoxTiles:
     normed_parts: Count
     attention_rows: Count
     codes: tuple[tuple[Count, Count], ...] = ()
+    deep_parts: tuple[Count, ...] = ()
+    deep_bytes: Bytes = 0
 
     @property
     def least_rows(self) -> int:

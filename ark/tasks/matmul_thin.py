@@ -44,6 +44,8 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     """
     if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
+    if sig.read(MatmulParams).pixels is not None:
+        return None
     if any(o.packet for o in sig.operands):
         return None
     m, n, k = dims(sig)

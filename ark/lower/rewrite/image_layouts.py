@@ -20,10 +20,13 @@ from ark.ir.attributes import (
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.convolutions import Convolution, image_of
-from ark.lower.rewrite.fuse_chains import is_elementwise
+from ark.lower.rewrite.fuse_chains import is_elementwise, read_once
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.image_concats import joins_channels
 from ark.lower.rewrite.views import UNSEEN, whole
+
+# The reductions of which one over places and one over images together are one over both.
+JOINED = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
 
 
 def pools(node: Node) -> bool:
@@ -41,6 +44,30 @@ def reduces_places(node: Node) -> bool:
         return False
     image = len(source.shape) == 3 and node.read(ReduceAttributes).axis == 2 and whole(source)
     return image and whole(out) and out.buffer.arena in UNSEEN
+
+
+def reductions_over_images(graph: Graph, kept: frozenset[int]) -> dict[int, Node]:
+    """The pairs of reductions of which the first reduces the places of each image and the second
+    the results of all images, so that one value is left for each channel. Key: the first one's id.
+    """
+    private, view = read_once(graph, kept), graph.view
+    found: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.type not in JOINED or len(node.inputs) > 1 or node.hints or node.after:
+            continue
+        source, out = node.inputs[0], node.outputs[0]
+        before = view.writers.get(source.buffer.id, [])
+        if len(before) != 1 or not private(source) or not reduces_places(before[0]):
+            continue
+        (first,) = before
+        alike = first.type == node.type and first.placement == node.placement
+        images, channels, _ = first.inputs[0].shape
+        one = node.read(ReduceAttributes).axis == 0 and source.shape[0] == images
+        alone = whole(out) and out.elements == channels and len(view.writers[out.buffer.id]) == 1
+        unseen = out.buffer.arena == "activation" and out.buffer.id not in kept
+        if alike and one and alone and unseen and out.dtype == first.outputs[0].dtype:
+            found[first.id] = node
+    return found
 
 
 def moves_channels(node: Node, to_last: bool) -> bool:

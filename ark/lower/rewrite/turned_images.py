@@ -26,6 +26,7 @@ from ark.lower.rewrite.image_layouts import (
     per_image,
     pools,
     reduces_places,
+    reductions_over_images,
 )
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.tasks import expression
@@ -54,6 +55,10 @@ class TurnedImages(ImageNodes):
         # For each removed transpose, by the id of its result's buffer: the tensor with the same
         # elements that is read instead.
         self.moved: dict[int, Tensor] = {}
+        # By the id of a reduction over the places of each image: the reduction of its results over
+        # all images. Both become one reduction of rows.
+        self.over_images = reductions_over_images(graph, kept)
+        self.joined_sums: set[int] = set()  # ids of reductions that are part of an earlier one
 
     def renamed(self, node: Node) -> Node:
         """A copy of the node that reads the sources of removed transposes instead of their
@@ -106,7 +111,8 @@ class TurnedImages(ImageNodes):
         if node.hints or node.after:
             return False
         return (
-            self.elementwise(node)
+            node.id in self.joined_sums
+            or self.elementwise(node)
             or self.pool(node)
             or self.reduction(node)
             or self.pixels(node)
@@ -225,9 +231,15 @@ class TurnedImages(ImageNodes):
         if rows is None:
             return False
         n, channels, places = node.inputs[0].shape
-        inputs = (self.view(rows, [n, places, channels]),)
-        outputs = (self.view(node.outputs[0], [n, 1, channels]),)
-        attrs = structs.replace(node.read(ReduceAttributes), axis=1, keepdims=True).to_node()
+        last = self.over_images.get(node.id)
+        if last is not None:
+            self.joined_sums.add(last.id)
+            inputs, outputs = (rows,), (self.view(last.outputs[0], [1, channels]),)
+        else:
+            inputs = (self.view(rows, [n, places, channels]),)
+            outputs = (self.view(node.outputs[0], [n, 1, channels]),)
+        axis = 1 if last is None else 0
+        attrs = structs.replace(node.read(ReduceAttributes), axis=axis, keepdims=True).to_node()
         self.keep(dataclasses.replace(node, inputs=inputs, outputs=outputs, attrs=attrs))
         return True
 

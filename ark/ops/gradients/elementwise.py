@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ark.errors import ModelError
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import DataType, bool_, fp32, int32, int64
 from ark.lower.rewrite.fuse_chains import expression_of
@@ -62,6 +63,20 @@ def _pointwise(call: Call) -> Gradients:
             gradient = _by_function(call, tree, place, given)
         gradients.append(unbroadcast(gradient, tensor.shape, tensor.dtype))
     return gradients
+
+
+@rule("relu")
+def _relu(call: Call) -> Gradients:
+    """The gradient of a relu, by its result if this still exists. An op before the relu can then be
+    fused with it, because no gradient reads what is between them.
+    """
+    try:
+        result = call.output()
+    except ModelError:  # a later op has overwritten it
+        return _pointwise(call)
+    positive: Tree = ["where", ["greater", leaf(0), ZERO], leaf(1), ZERO]
+    shape, dtype = call.shape(0), call.node.inputs[0].dtype
+    return [unbroadcast(computed(positive, [result, call.gradient()], shape, dtype), shape, dtype)]
 
 
 def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor | None:
