@@ -54,3 +54,8 @@ class MatmulParams(Params, frozen=True):
     tf32: bool = False
     windows: WindowParams | None = None
     pixels: PixelParams | None = None
+
+    @property
+    def reads_images(self) -> bool:
+        """True if an operand is an image instead of a matrix."""
+        return self.windows is not None or self.pixels is not None

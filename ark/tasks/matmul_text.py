@@ -53,7 +53,7 @@ def staged(sig: Signature, machine: Machine) -> int:
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     _, _, k = dims(sig)
-    alone = not machine.cooperative or bool(params.windows or params.pixels)
+    alone = not machine.cooperative or params.reads_images
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < MIN_STAGED_MULTIPLICATIONS
