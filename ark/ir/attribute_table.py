@@ -38,8 +38,8 @@ from ark.ir.attributes import (
     SumNormAttributes,
     TopKAttributes,
     TransposeAttributes,
-    UnpoolAttributes,
 )
+from ark.ir.pool_attributes import UnpoolAttributes
 
 ATTRIBUTES: Mapping[str, type[Attributes]] = {
     "send": MessageAttributes,

@@ -137,6 +137,8 @@ class Costs:
     next_bytes: the largest number of bytes moved by a task to which next_us applies.
     next_rate: the rate at which such a task moves its bytes.
     turned_share: the fraction of the memory bandwidth that transposes reach.
+    apart_rate: elements that one processor moves if neighbouring threads access elements that are
+        not neighbours in memory.
 
     processor_rate: the rate at which one processor loads from the last-level cache while the others
         do not load.
@@ -216,6 +218,7 @@ class Costs:
     next_rate: Rate = 12e3
     next_bytes: Bytes = 0
     turned_share: Rate = 1.0
+    apart_rate: Rate = 1e12
     processor_rate: Rate = 12e3
     cache_rate: Rate = 12e3
     cache_bytes: Rate = 1e6

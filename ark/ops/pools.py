@@ -10,7 +10,8 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
-from ark.ir.attributes import PoolAttributes, UnpoolAttributes, WindowAttributes
+from ark.ir.attributes import PoolAttributes, WindowAttributes
+from ark.ir.pool_attributes import UnpoolAttributes
 from ark.lower.ops.pools import lower_pool, lower_unpool
 from ark.lower.registry import register
 from ark.ops.base import float_dtype, result
@@ -166,8 +167,8 @@ def unpool(
     spatial...) gets the sum of the values of the windows whose largest element it is. places: the
     number of this element in each window.
     """
-    attrs = {name: getattr(windows, name) for name in WindowAttributes.__struct_fields__}
-    attrs["shape"] = list(shape[2:])
+    numbers = {name: getattr(windows, name) for name in WindowAttributes.__struct_fields__}
+    attrs = {**numbers, "shape": list(shape[2:])}
     return result("unpool", [values, places], shape, values.ir.dtype, attrs=attrs)
 
 

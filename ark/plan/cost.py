@@ -16,7 +16,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
+from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.costs import BoxCosts
@@ -34,6 +36,7 @@ PRODUCTS = (
     *("attention_tiles", "attention_gradient"),
 )
 CONVOLUTIONS = ("convolution", "grouped_convolution")
+SHORT_ROW = 32  # rows of fewer elements are not read by the neighbouring lanes of a warp
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position
 
@@ -171,9 +174,45 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         if task.op not in begins:
             later = op_kinds[task.op].rounds(sig, machine) - 1
             begins[task.op] = costs.task_us + costs.pass_us * later
-        return begins[task.op] + max(flops / rate_of, moves / read)
+        singly = apart(sig) / costs.apart_rate
+        return begins[task.op] + max(flops / rate_of, moves / read, singly)
 
     return takes
+
+
+def apart(sig: Signature) -> int:
+    """The number of elements that a task moves if neighbouring threads do not access neighbouring
+    memory: copies by index arithmetic along another dimension than the input's last one, and
+    reductions of short rows. Otherwise 0.
+    """
+    elements = 1
+    if sig.kind == "remap":
+        terms = sig.read(_Rules).rules[-1][0]
+        last = len(sig.operands[1].shape) - 1
+        narrow = sig.operands[1].shape[last] == 1 or sig.operands[0].shape[-1] == 1
+        if narrow or [d for d, f in terms if abs(f) == 1 and d == last]:
+            return 0
+    elif sig.kind == "reduce":
+        given = sig.read(_Reduced)
+        if given.axis != MAX_FOLDED_DIMS - 1 or not 1 < given.count < SHORT_ROW:
+            return 0
+        elements = given.count
+    else:
+        return 0
+    return elements * math.prod(sig.read(TiledParams).tile)
+
+
+class _Rules(PartialParams, frozen=True):
+    """The index arithmetic of copies, the only parameter of them that the cost model reads."""
+
+    rules: tuple[Any, ...]
+
+
+class _Reduced(PartialParams, frozen=True):
+    """The dimension that a reduction reduces, and its size."""
+
+    axis: int
+    count: int
 
 
 class _Permuted(PartialParams, frozen=True):

@@ -8,8 +8,9 @@ import math
 
 from msgspec import structs
 
-from ark.ir.attributes import PoolAttributes, UnpoolAttributes
+from ark.ir.attributes import PoolAttributes
 from ark.ir.graph import Node
+from ark.ir.pool_attributes import UnpoolAttributes
 from ark.lower.context import Lowering
 from ark.lower.tiling import box_coords, box_tile
 from ark.tasks.pool import PoolParams

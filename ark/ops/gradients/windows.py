@@ -18,9 +18,9 @@ from ark.frontend.tensor import Tensor
 from ark.ir.attributes import (
     PoolAttributes,
     RemapAttributes,
-    UnpoolAttributes,
     WindowAttributes,
 )
+from ark.ir.pool_attributes import UnpoolAttributes
 from ark.ops.base import result
 from ark.ops.elementwise import cast, div, mul, ones
 from ark.ops.gradients.elementwise import computed

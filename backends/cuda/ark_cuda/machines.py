@@ -95,7 +95,9 @@ BOX_TILES = BoxTiles(
 # docs/history/performance.md). Fitted with `ark bench fidelity` on an H200, 2026-11-28: next_us and
 # next_rate from its two chains of 64 additions (14.2 us in bf16, 19.7 us in fp32), turned_share
 # from its two transposes of 8192 x 8192 (81 and 205 us). unaligned_share from a product of
-# 1000x333x777 in fp32 (28.5 us, 17.6 by the time of its aligned part; 2026-11-30).
+# 1000x333x777 in fp32 (28.5 us, 17.6 by the time of its aligned part; 2026-11-30). apart_rate from
+# tasks of a training step of ResNet-18 in fp32: copies in which windows of 3x3 come last (14,112
+# elements in 18.2 us) and sums of rows of 9 elements (225,792 in 169 us).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,
@@ -107,6 +109,7 @@ HOPPER = Costs(
     next_rate=185e3,
     next_bytes=131072,
     turned_share=0.7,
+    apart_rate=1e3,
     processor_rate=68e3,
     cache_rate=8.7e6,
     cache_bytes=50e6,

@@ -233,7 +233,8 @@ def _windows(d: Draw, dtype: DataType) -> None:
         return
     image = d.tensor([2, 4, d.int(5, 9), d.int(5, 9)], dtype)
     stride, padding = d.int(1, 3), d.int(0, 1)
-    ark.max_pool(image, d.int(2, 3), stride, padding)
+    largest = ark.max_pool(image, d.int(2, 3), stride, padding)
+    ark.grad(largest, image, ark.tensor(largest.shape(), dtype))
     ark.avg_pool(image, 3, stride, padding, dilation=d.int(1, 2))
     kernel = ark.tensor([6, 2, d.int(1, 3), 2], dtype)
     ark.conv(image, kernel, stride=stride, padding=padding, groups=2)
