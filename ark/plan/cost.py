@@ -36,6 +36,7 @@ PRODUCTS = (
     *("attention_tiles", "attention_gradient"),
 )
 CONVOLUTIONS = ("convolution", "grouped_convolution")
+VECTOR_BYTES = 16  # neighbouring elements of at least this size are moved together
 SHORT_ROW = 32  # rows of fewer elements are not read by the neighbouring lanes of a warp
 FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
 Place = tuple[int, int]  # processor, position
@@ -182,15 +183,17 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
 
 def apart(sig: Signature) -> int:
     """The number of elements that a task moves if neighbouring threads do not access neighbouring
-    memory: copies by index arithmetic along another dimension than the input's last one, and
-    reductions of short rows. Otherwise 0.
+    memory: copies by index arithmetic with runs of few elements, and reductions of short rows.
+    Otherwise 0.
     """
     elements = 1
     if sig.kind == "remap":
-        terms = sig.read(_Rules).rules[-1][0]
-        last = len(sig.operands[1].shape) - 1
-        narrow = sig.operands[1].shape[last] == 1 or sig.operands[0].shape[-1] == 1
-        if narrow or [d for d, f in terms if abs(f) == 1 and d == last]:
+        source, out = sig.operands[0], sig.operands[1]
+        last = len(out.shape) - 1
+        factors = [[f for d, f in rule[0] if d == last] for rule in sig.read(_Rules).rules]
+        beside = not any(factors[:-1]) and [abs(f) for f in factors[-1]] == [1]
+        run = out.shape[last] if beside else 1
+        if run * out.itemsize >= VECTOR_BYTES or source.shape[-1] == 1:
             return 0
     elif sig.kind == "reduce":
         given = sig.read(_Reduced)
