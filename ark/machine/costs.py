@@ -150,6 +150,8 @@ class Costs:
         operand do not begin at multiples of 16 bytes.
     few_rate: operations of one processor in products with 9 to 16 rows or columns, which read this
         narrow operand from the last-level cache repeatedly.
+    staged_rate: the same for fp32 in the variant `block`, where the operand is read from shared
+        memory; 0 if it is not.
 
     packet_bytes: the largest transfer to a peer that is faster as packets than by other engines.
     stream_rows: the largest number of input rows of a linear layer for which the operand stream
@@ -226,6 +228,7 @@ class Costs:
     exact_rate: Rate = 20e3
     unaligned_share: Work = 0.0
     few_rate: Rate = 20e3
+    staged_rate: Work = 0.0
     packet_bytes: Bytes = 2 << 10
     stream_rows: Count = 64
     begin_work: Rate = 524288.0

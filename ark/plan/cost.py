@@ -251,6 +251,15 @@ def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     return costs.boxes.small_load_rate if narrow else usual
 
 
+def few_rate(machine: Machine, exact: bool) -> float:
+    """Operations per microsecond of one processor in products with LEAST_FEW to FEW rows or
+    columns. exact: True for products in full fp32.
+    """
+    costs = machine.costs
+    staged = exact and machine.variant.name == "block" and costs.staged_rate > 0
+    return costs.staged_rate if staged else costs.few_rate
+
+
 def operations(sig: Signature, machine: Machine) -> float:
     """Operations per microsecond of one processor: those of matrix units for products of types that
     they support, otherwise those of scalar units.
@@ -268,7 +277,7 @@ def operations(sig: Signature, machine: Machine) -> float:
     exact = sig.operands[0].dtype == "fp32" and not sig.read(_Product).tf32
     if several and least <= FEW and (exact or not boxed):
         narrow = min(sig.operands[2].shape[-2:])
-        return costs.few_rate if LEAST_FEW <= narrow <= FEW else costs.scalar_rate
+        return few_rate(machine, exact) if LEAST_FEW <= narrow <= FEW else costs.scalar_rate
     units = machine.tflops * 1e6 / machine.processors
     if several and sig.operands[0].dtype == "fp32":
         if not exact:

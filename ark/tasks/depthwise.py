@@ -82,7 +82,9 @@ class Depthwise(ChannelsLastKind):
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         patch = sig.read(DepthwiseParams).patch
-        return () if patch is None else (text.header("depthwise_patches.h"),)
+        if patch is None:
+            return ()
+        return tuple(map(text.header, ("pack_copies.h", "depthwise_patches.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         pack, patch = _pack(sig), sig.read(DepthwiseParams).patch

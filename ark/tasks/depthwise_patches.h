@@ -30,22 +30,6 @@ struct ArkPatches {
   static constexpr int bytes = (images * rows * line * static_cast<int>(sizeof(T)) + 15) / 16 * 16;
 };
 
-#ifndef ARK_HAS_COPY_PACK
-// Asynchronous copies to shared memory. ark_copy_pack copies 16 bytes, or zeros if `here` is false.
-// ark_copies_begun ends a group of copies. ark_copies_but<N> waits until all groups except the last
-// N are complete; after a barrier all threads can read them. A backend without such copies uses the
-// functions below, in which a copy is complete at once.
-ARK_DEVICE void ark_copies_begun() {}
-template <int LEFT>
-ARK_DEVICE void ark_copies_but() {}
-template <typename T>
-ARK_DEVICE void ark_copy_pack(T* to, const T* from, bool here) {
-  constexpr int PACK = 16 / static_cast<int>(sizeof(T));
-  const auto pack = ark_load_pack<PACK>(from);
-  ark_store_pack<PACK>(to, here ? pack : decltype(pack){});
-}
-#endif
-
 // Copies rows of the part of the image that the tile reads to shared memory: the rows of all images
 // from number `begin` on and before number `end_line`. Each warp copies whole rows, so the address
 // of a row is computed once for all lanes. For results past the tile's end, which are not stored,

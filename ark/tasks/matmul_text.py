@@ -31,7 +31,7 @@ from ark.tasks.matmul_form import (
 from ark.tasks.matmul_params import FinishParams, MatmulParams
 from ark.tasks.matmul_pixels import tile_text as pixels_text
 from ark.tasks.matmul_small import small_text
-from ark.tasks.matmul_thin import served, thin_text
+from ark.tasks.matmul_thin import served, thin_headers, thin_text
 from ark.tasks.matmul_windows import tile_text
 from ark.tasks.rotary import rope
 
@@ -89,7 +89,8 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, outputs(sig) + small_text(sig, sides, _finish_one(sig)))
     elif form := served(sig, machine):
         body = thin_text(sig, form, machine, (_line(sig, 0), _line(sig, 1)), _finish_one(sig))
-        return text.function(name, outputs(sig) + each_tile(sig, body))
+        function = text.function(name, outputs(sig) + each_tile(sig, body))
+        return thin_headers(sig, form, machine) + function
     elif staged(sig, machine):
         return _in_shared_memory(name, sig)
     arguments: tuple[str, ...] = (

@@ -23,6 +23,10 @@ LEAST_OF_VECTOR = 4  # the same if the narrow operand is a single row or column 
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
+# fp32 operands pass through shared memory if the narrow one has at least this many rows, and bytes
+# per part of k. The first cache does not keep such an operand beside the loads of the other one.
+LEAST_STAGED_ROWS, LEAST_STAGED_BYTES = 9, 1 << 16
+LEAST_STAGES, MOST_STAGES = 2, 4
 SHORT, MOST_SUMS = 2, 8  # the most steps of k of a short product; the most sums of a thread
 
 
@@ -111,6 +115,8 @@ def scratch(sig: Signature, form: Thin, machine: Machine) -> int:
     few = dims(sig)[form.few]
     if form.along:
         team = _team(sig, form, machine)
+        if stages := _stages(sig, form, machine):
+            return stages * _stage_bytes(sig, form, machine)
         return 4 * machine.warps * _rows(sig, form, machine) * few if team > 1 else 0
     return 4 * machine.warps * few * VECTOR_COLUMNS
 
@@ -146,6 +152,32 @@ def _team(sig: Signature, form: Thin, machine: Machine) -> int:
     return team
 
 
+def _stage_bytes(sig: Signature, form: Thin, machine: Machine) -> int:
+    """Bytes of a stage: a pack of each lane of a team from each row of the narrow operand, and from
+    each row of the other one that the block multiplies at a time.
+    """
+    team, rows = _team(sig, form, machine), _rows(sig, form, machine)
+    tile = sig.read(MatmulParams).tile[1 - form.few]
+    high = min(machine.warps // team, -(-tile // rows)) * rows
+    return (dims(sig)[form.few] + high) * team * machine.lanes * text.VECTOR_BYTES
+
+
+def _stages(sig: Signature, form: Thin, machine: Machine) -> int:
+    """The number of stages in shared memory through which both operands pass, or 0 if warps load
+    them directly.
+    """
+    few, left, right = dims(sig)[form.few], *(o.dtype for o in sig.operands[:2])
+    if not form.along or few < LEAST_STAGED_ROWS or left != "fp32" or right != "fp32":
+        return 0
+    large = few * part_of_k(sig) * sig.operands[0].itemsize >= LEAST_STAGED_BYTES
+    packs = form.pack * sig.operands[0].itemsize == text.VECTOR_BYTES
+    if machine.variant.name != "block" or not large or not packs:
+        return 0
+    room = machine.shared_bytes - machine.ring_bytes
+    stages = min(MOST_STAGES, room // _stage_bytes(sig, form, machine))
+    return stages if stages >= LEAST_STAGES else 0
+
+
 def passes(sig: Signature, form: Thin, machine: Machine) -> int:
     """The number of times that a warp loads rows of a tile and waits for the loads."""
     if not form.along:
@@ -158,7 +190,18 @@ def rounds_of_sums(sig: Signature, form: Thin, machine: Machine) -> int:
     """The number of times per pass that a warp adds its lanes' sums, MOST_SUMS at a time."""
     if not form.along:
         return 1
-    return -(-_rows(sig, form, machine) * dims(sig)[form.few] // MOST_SUMS)
+    sums = _rows(sig, form, machine) * dims(sig)[form.few]
+    if _stages(sig, form, machine) and sums % machine.lanes == 0:
+        return sums // machine.lanes
+    return -(-sums // MOST_SUMS)
+
+
+def thin_headers(sig: Signature, form: Thin, machine: Machine) -> str:
+    """The headers that only this product's device function needs."""
+    if not _stages(sig, form, machine):
+        return ""
+    texts = "".join(map(text.header, ("pack_copies.h", "matmul_thin_staged.h")))
+    return f"#ifndef ARK_MATMUL_THIN_STAGED\n#define ARK_MATMUL_THIN_STAGED 1\n{texts}#endif\n"
 
 
 def thin_text(
@@ -179,9 +222,13 @@ def thin_text(
     places = ", ".join(("n0" if few == 0 else "m0", begin, end, "many", "few", "store"))
     total = "float" if sums_of(sig) == "fp32" else "ark_i32"
 
+    stages = _stages(sig, form, machine)
+
     def call(pack: int) -> str:
-        listed = ", ".join(map(str, (*constants, pack, *team)))
-        return f"{callee}<{listed}>(ARK_SCRATCH(c), {places});\n"
+        staged = stages > 0 and pack == form.pack
+        name = "ark_matmul_thin_staged" if staged else callee
+        listed = ", ".join(map(str, (*constants, pack, *team, *((stages,) if staged else ()))))
+        return f"{name}<{listed}>(ARK_SCRATCH(c), {places});\n"
 
     order = "j, i" if few == 0 else "i, j"
     body = (

@@ -117,6 +117,7 @@ HOPPER = Costs(
     exact_rate=320e3,
     unaligned_share=0.6,
     few_rate=83e3,
+    staged_rate=140e3,
     packet_bytes=512 << 10,
     stream_rows=8,
     hand_over_work=32768.0,
