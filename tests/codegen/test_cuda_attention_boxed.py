@@ -76,14 +76,14 @@ static void ark_matrix_release_warp(ark_u32 empty) { ++released[empty / 8u - 8u]
 """
 
 CALLS = r"""
-template <int ROWS>
-static void warp_of(ArkBoxedAttention<4, 64, ROWS>& s, int begin, int end, int newest) {
+template <class S>
+static void warp_of(ArkBoxedAttention<4, 64, S::ROWS>& s, int begin, int end, int newest) {
   ArkCtx c;
   uint4 a[2][2];
   ark_query_tiles<4, 64, Half>(s.query, a);
   ArkStagedSoftmax<4> r = {};
   r.top = -1e30f;
-  ark_boxed_share<4, 64, 64, Half>(c, s, begin, end, newest, a, r);
+  ark_boxed_share<S, 4, 64, Half>(c, s, begin, end, newest, a, r);
   if (number >= 4) ark_stage_part<4, 64>(r, s.own[number - 4]);
   if (number < 4) ark_stage_add<4, 64>(r, s.own[number]);
 }
@@ -92,19 +92,35 @@ static void clear(char* slots, ark_u32 slot) {
   start = {slot, 0u};
   for (int i = 0; i < 8; ++i) expected[i] = copied[i] = released[i] = waited[i] = 0u;
 }
-extern "C" int load(char* slots, ark_u32 slot, const ArkGrowth* growth, ark_u32* bytes) {
+// Stages that SHARERS warps share, of as many positions as a slot has room for.
+template <int SHARED>
+struct Stages {
+  static constexpr int SHARERS = SHARED, OWNERS = 8 / SHARED, MOST = 64, ROWS = MOST / SHARED;
+  static constexpr int UNIT = 8 * SHARED;
+};
+extern "C" ark_u32 step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
+  return ark_boxed_step(rows, most, unit);
+}
+template <class S>
+static int load_as(char* slots, ark_u32 slot, const ArkGrowth* growth, ark_u32* bytes) {
   clear(slots, slot);
   parameters.growths = reinterpret_cast<ark_u64>(growth);
   ArkCtx c;
   ArkMatrixLoad loading{start, false, 0u};
-  ark_matrix_load_grown(c, Task{1u}, loading);
+  ark_matrix_load_grown<S>(c, Task{1u}, loading);
   for (int i = 0; i < 8; ++i) bytes[i] = expected[i], bytes[8 + i] = copied[i];
   return loading.issued;
 }
-template <int ROWS>
+extern "C" int load(char* slots, ark_u32 slot, const ArkGrowth* growth, int sharers,
+                    ark_u32* bytes) {
+  return (sharers == 1   ? load_as<Stages<1>>
+          : sharers == 2 ? load_as<Stages<2>>
+                         : load_as<Stages<4>>)(slots, slot, growth, bytes);
+}
+template <class S>
 static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, const float* query,
                    const float* current, ark_u32* left, float* own) {
-  static ArkBoxedAttention<4, 64, ROWS> s;
+  static ArkBoxedAttention<4, 64, S::ROWS> s;
   clear(slots, slot);
   for (int i = 0; i < 256; ++i) s.query[i] = query[i];
   for (int i = 0; i < 128; ++i) s.current[i] = current[i];
@@ -114,7 +130,7 @@ static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, co
     for (int i = 0; i < 32; ++i) {
       lanes.emplace_back([&, i] {
         lane = i, number = w;
-        warp_of(s, begin, end, newest);
+        warp_of<S>(s, begin, end, newest);
       });
     }
     for (auto& each : lanes) each.join();
@@ -127,10 +143,11 @@ static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, co
 }
 extern "C" void attend_all(char* slots, ark_u32 slot, int begin, int end, int newest, int sharers,
                            const float* query, const float* current, ark_u32* left, float* own) {
-  static_assert(ark_boxed_rows<4, 64, 64>() == 64, "a warp has a slot of its own");
-  (sharers == 1   ? attend<64>
-   : sharers == 2 ? attend<32>
-                  : attend<16>)(slots, slot, begin, end, newest, query, current, left, own);
+  typedef ArkBoxedStages<Half, 4, 64> Chosen;
+  static_assert(Chosen::SHARERS == 1 && Chosen::MOST == 64, "a warp has a slot of its own");
+  (sharers == 1   ? attend<Stages<1>>
+   : sharers == 2 ? attend<Stages<2>>
+                  : attend<Stages<4>>)(slots, slot, begin, end, newest, query, current, left, own);
 }
 """
 
@@ -146,6 +163,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         HOST.replace("ARK_WARPS = 4", "ARK_WARPS = 8"),
         RING,
         cut(growth, "struct ArkGrown", "ark_u32 ark_grown_stages("),
+        cut(text, "ark_u32 ark_boxed_step(", "void ark_matrix_grown_rows("),
         loading.replace("const ArkTask& t", "const Task& t"),
         steps(),
         cut(text, "struct ArkBoxedAttention", "void ark_boxed_inputs("),
@@ -164,6 +182,12 @@ def slots() -> np.ndarray:
     return memory[-memory.ctypes.data % 128 :][: SLOTS * SLOT_BYTES]
 
 
+def step_of(rows: int, unit: int, most: int = STEP) -> int:
+    """Positions of a stage: as few as fill all slots as often as full stages would."""
+    rounds = max(1, -(-rows // (SLOTS * most)))
+    return -(-(-(-rows // (SLOTS * rounds))) // unit) * unit
+
+
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
@@ -172,7 +196,8 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(
     ("length", "part", "parts", "first"),
-    [(249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1), (0, 0, 1, 2)],
+    [(249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1), (0, 0, 1, 2)]
+    + [(511, 0, 1, 0), (400, 0, 1, 5)],
 )
 def test_loaded_stages_give_numpys_attention(
     device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool, sharers: int
@@ -181,7 +206,7 @@ def test_loaded_stages_give_numpys_attention(
     positions. first: the slot of its first stage. sharers: the warps that share a stage.
     """
     rng = np.random.default_rng(length + part)
-    room = 12 * PAGE  # positions of the cache
+    room = 24 * PAGE  # positions of the cache
     cache = bf16(rng.standard_normal((2, room, WIDTH)))
     order = rng.permutation(room // PAGE).astype(np.uint32)
     stored = cache.reshape(2, room // PAGE, PAGE, WIDTH)
@@ -197,10 +222,12 @@ def test_loaded_stages_give_numpys_attention(
     growth[:8] = np.array(words, np.uint64).view(np.uint32)
     growth[8:] = (row, room, STEP, part, parts, *pages)
     ring, nbytes = slots(), np.zeros((2, SLOTS), np.uint32)
-    stages = device.load(pointer(ring), first, pointer(growth), pointer(nbytes))
+    stages = device.load(pointer(ring), first, pointer(growth), sharers, pointer(nbytes))
     seen = min(length + 1, room)
     begin, end, newest = seen * part // parts, seen * (part + 1) // parts, seen - 1
-    assert stages == -(-(end - begin) // STEP)
+    step = step_of(end - begin, 8 * sharers)
+    assert stages == -(-(end - begin) // step)
+    assert step <= STEP
     assert (nbytes[0] == nbytes[1]).all()  # each barrier completes
     assert nbytes[0].sum() == 2 * row * (min(end, newest) - begin)
 
@@ -227,3 +254,14 @@ def test_loaded_stages_give_numpys_attention(
     power = np.exp(scores - scores.max(1, keepdims=True))
     want = power / power.sum(1, keepdims=True) @ values
     np.testing.assert_allclose(got, want, atol=2e-4)
+
+
+@pytest.mark.parametrize(("most", "unit"), [(80, 8), (32, 8), (128, 32)])
+def test_stages_fill_all_slots_as_often_as_full_ones(
+    device: ctypes.CDLL, most: int, unit: int
+) -> None:
+    for rows in (0, 1, 7, 63, 64, 65, 511, 512, 513, 576, 640, 641, 2047, 8193, 131072):
+        step = device.step(rows, most, unit)
+        assert step == step_of(rows, unit, most)
+        assert step % unit == 0 and 0 < step + (rows == 0) and step <= most
+        assert rows == 0 or -(-rows // step) <= SLOTS * -(-rows // (SLOTS * most))

@@ -148,9 +148,11 @@ class _Boxed(_Cached):
         return SCRATCH
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
+        group, width = _shape(sig)
+        stages = f"ArkBoxedStages<{sig.operands[1].ctype}, {group}, {width}>"
         return (
             f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
-            "  ark_matrix_load_grown(c, t, load);\n}\n"
+            f"  ark_matrix_load_grown<{stages}>(c, t, load);\n}}\n"
         )
 
 
@@ -164,7 +166,7 @@ class Boxed(_Boxed):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         group, width = _shape(sig)
         p, cache = sig.read(AttentionParams), sig.operands[1]
-        sizes = (group, p.kv_heads, width, cache.shape[1], p.splits, p.streamed)
+        sizes = (group, p.kv_heads, width, cache.shape[1], p.splits)
         operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, NEW_ROWS_OPERAND)]
         given = (text.literal(p.scale), *operands)
         return inline.inlined(
@@ -187,7 +189,7 @@ class BoxedPages(_Boxed):
         group, width = _shape(sig)
         p, cache, most = sig.read(AttentionParams), sig.operands[1], sig.operands[3].shape[-1]
         pool, _, page, _ = cache.shape
-        sizes = (group, p.kv_heads, width, page, pool, most, p.splits, p.streamed)
+        sizes = (group, p.kv_heads, width, page, pool, most, p.splits)
         operands = [text.given(sig, i, const=i != 5) for i in (0, 1, 3, 4, 5, PAGED_FRESH)]
         given = (text.literal(p.scale), *operands)
         call = text.called("ark_attention_boxed_pages", (cache.ctype, *sizes), given)

@@ -4,12 +4,21 @@
 // of its own slots, one after another. ark/tasks/attention.py describes the task and its accesses,
 // attention_staged.h the steps.
 
-// Called by the loading thread: copies a stage, which has `count` rows of keys and the same rows of
-// values, from row `first` of the cache on. These rows were written before the iteration. full: the
-// barrier of the slot.
-ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 first, ark_u32 count,
-                                      ark_u32 full) {
-  const ark_u32 beside = to + g.step * g.row;
+// The number of positions in each stage of a task that processes `rows` positions. A slot has room
+// for `most`, a multiple of `unit`. The stages fill all slots evenly, as often as necessary, because
+// each warp processes the stages of its own slots only. With full stages, one warp would process
+// two stages of 513 positions in eight slots, the second of which would wait for a slot.
+ARK_DEVICE ark_u32 ark_boxed_step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
+  const ark_u32 room = ARK_MATRIX_STAGES * most, rounds = rows / room + (rows % room != 0u);
+  const ark_u32 stages = ARK_MATRIX_STAGES * (rounds > 0u ? rounds : 1u);
+  return ((rows + stages - 1u) / stages + unit - 1u) / unit * unit;
+}
+
+// Called by the loading thread: copies a stage, which has `count` rows of keys at `to` and the same
+// rows of values at `beside`, from row `first` of the cache on. These rows were written before the
+// iteration. full: the barrier of the slot.
+ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 beside, ark_u32 first,
+                                      ark_u32 count, ark_u32 full) {
   if (!ARK_STREAM_PAGES || g.page == 0u) {
     if (count == 0u) return;
     const ark_u64 from = static_cast<ark_u64>(first) * g.row;
@@ -35,27 +44,31 @@ ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 fi
 
 // Called by the loading thread: loads the stages of a task with a growing fetch
 // (ark.plan.types.Growth), which reads all rows of a cache up to the current position. The rows
-// that are loaded were written before the iteration, and so was their number.
+// that are loaded were written before the iteration, and so was their number. S: ArkBoxedStages.
+template <class S>
 ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {
   const ArkGrowth& g = ARK_POINTER(const ArkGrowth, ARK_PARAMS(c)->growths)[t.growth - 1u];
   const ark_u32 length = ark_load_acquire(ark_words(g.length), false);
   const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
   const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
+  const ark_u32 step = ark_boxed_step(rows.end - rows.begin, S::MOST, S::UNIT);
 #pragma unroll 1
-  for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
+  for (ark_u32 first = rows.begin; first < rows.end; first += step) {
     if (!ark_matrix_free(load)) {
       load.stopped = true;
       return;
     }
     ark_u64* full = &ark_matrix.full[load.at.slot];
-    const ark_u32 left = first < end ? end - first : 0u, count = left < g.step ? left : g.step;
+    const ark_u32 left = first < end ? end - first : 0u, count = left < step ? left : step;
+    const ark_u32 to = ark_shared_address(ark_matrix_stage(c, load.at.slot));
     ark_matrix_expect(full, 2u * count * g.row);
-    ark_matrix_grown_rows(g, ark_shared_address(ark_matrix_stage(c, load.at.slot)), first, count,
-                          ark_shared_address(full));
+    ark_matrix_grown_rows(g, to, to + S::MOST * g.row, first, count, ark_shared_address(full));
     ark_matrix_loaded(load, false);
     ark_matrix_issued(load);
   }
 }
+
+constexpr int ARK_BOXED_SCORES = 96;  // the most positions that one warp processes at a time
 
 // Shared memory of a task, in front of the stages. powers: for each warp, the exponentials of the
 // scores of the ROWS positions that it processes in a stage. own: partial results; each is used by
@@ -67,27 +80,27 @@ struct ArkBoxedAttention {
   float powers[ARK_WARPS][ROWS * G];
   float own[ARK_WARPS / 2][(G * (D + 2) + 3) / 4 * 4];
 };
-// True if the ring's slots can be divided among OWNERS groups of ARK_WARPS / OWNERS warps. A
-// group's warps share the stages in its slots. The number of slots must be a multiple of OWNERS,
-// shared memory must suffice, and a warp's ROWS positions of a stage must be a multiple of the 8
-// positions of a matrix-unit product.
-template <int G, int D, int STEP, int OWNERS>
-ARK_DEVICE constexpr bool ark_boxed_fits() {
-  constexpr int ROWS = STEP * OWNERS / ARK_WARPS;
-  return ARK_MATRIX_STAGES % OWNERS == 0u && ROWS % 8 == 0 &&
-         sizeof(ArkBoxedAttention<G, D, ROWS>) <= ARK_MATRIX_SLABS;
-}
-// The number of positions of a stage that one warp processes. It is as large as possible, so that
-// few warps share a stage, because each stage costs each of its warps a wait, an update of the
-// maximum and a release.
-template <int G, int D, int STEP>
-ARK_DEVICE constexpr int ark_boxed_rows() {
-  constexpr int OWNERS = ark_boxed_fits<G, D, STEP, 8>()   ? 8
-                         : ark_boxed_fits<G, D, STEP, 4>() ? 4
-                                                           : 2;
-  static_assert(ark_boxed_fits<G, D, STEP, OWNERS>(), "attention_boxed.py lets it fit");
-  return STEP * OWNERS / ARK_WARPS;
-}
+// How a stage is divided among warps. A group of ARK_WARPS / OWNERS warps shares the stages in its
+// slots; the number of slots must be a multiple of OWNERS. Few warps share a stage, because each
+// stage costs each of its warps a wait, an update of the maximum and a release. MOST: positions
+// that a slot has room for. ROWS: the most positions of a stage that one warp processes. Their
+// exponentials must fit in shared memory before the stages, and their scores in registers. UNIT:
+// positions of a stage are a multiple of it, so that each warp takes whole products of matrix units,
+// which have 8 positions.
+template <typename T, int G, int D>
+struct ArkBoxedStages {
+  static constexpr int fitting(int owners) {
+    const int shared = static_cast<int>(ARK_MATRIX_SLABS - sizeof(ArkBoxedAttention<G, D, 8>));
+    const int slot = static_cast<int>(ARK_MATRIX_STAGE / (2 * D * sizeof(T))) * owners / ARK_WARPS;
+    if (ARK_MATRIX_STAGES % owners != 0u || shared < 0) return 0;
+    const int powers = 8 + shared / (4 * G * ARK_WARPS), least = powers < slot ? powers : slot;
+    return (least < ARK_BOXED_SCORES ? least : ARK_BOXED_SCORES) / 8 * 8;
+  }
+  static constexpr int OWNERS = fitting(8) > 0 ? 8 : fitting(4) > 0 ? 4 : 2;
+  static constexpr int SHARERS = ARK_WARPS / OWNERS, ROWS = fitting(OWNERS);
+  static constexpr int MOST = SHARERS * ROWS, UNIT = 8 * SHARERS;
+  static_assert(ROWS > 0, "attention_boxed.py lets it fit");
+};
 
 // Adds a warp's partial result to that of another warp, which has stored it to `part` by
 // ark_stage_part.
@@ -139,53 +152,55 @@ ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, in
   }
 }
 
-// Processes this warp's share of the positions from `begin` to `end`, of which a stage has STEP.
-template <int G, int D, int STEP, typename T, int ROWS>
-ARK_DEVICE void ark_boxed_share(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int begin, int end,
+// Processes this warp's share of the positions from `begin` to `end`. S: ArkBoxedStages.
+template <class S, int G, int D, typename T>
+ARK_DEVICE void ark_boxed_share(ArkCtx& c, ArkBoxedAttention<G, D, S::ROWS>& s, int begin, int end,
                                 int newest, const uint4 (&a)[D / 32][2], ArkStagedSoftmax<G>& r) {
-  constexpr int SHARERS = STEP / ROWS, OWNERS = ARK_WARPS / SHARERS;
-  const int owner = ark_warp() / SHARERS, place = ark_warp() % SHARERS;
+  const int owner = ark_warp() / S::SHARERS, place = ark_warp() % S::SHARERS;
   const ark_u32 full = ark_shared_address(ark_matrix.full);
   const ark_u32 empty = ark_shared_address(ark_matrix.empty);
+  const int step =
+      static_cast<int>(ark_boxed_step(static_cast<ark_u32>(end - begin), S::MOST, S::UNIT));
+  const int rows = step / S::SHARERS;
   ArkMatrixSlot slot = ark_matrix_place_of();
 #pragma unroll 1
-  for (int first = begin; first < end; first += STEP, ark_matrix_next(slot)) {
-    if (static_cast<int>(slot.slot) % OWNERS != owner) continue;
-    const int at = first + place * ROWS, n = end - at < ROWS ? end - at : ROWS;
+  for (int first = begin; first < end; first += step, ark_matrix_next(slot)) {
+    if (static_cast<int>(slot.slot) % S::OWNERS != owner) continue;
+    const int at = first + place * rows, n = end - at < rows ? end - at : rows;
     // A warp without positions in the stage waits as well: if it released the stage earlier, that
     // could count as a release of the slot's previous stage.
     ark_matrix_filled(c, full + 8u * slot.slot, slot.parity);
     if (n > 0) {
-      T* keys = reinterpret_cast<T*>(ark_matrix_stage(c, slot.slot)) + place * ROWS * D;
-      T* values = keys + STEP * D;
+      T* keys = reinterpret_cast<T*>(ark_matrix_stage(c, slot.slot)) + place * rows * D;
+      T* values = keys + S::MOST * D;
       const bool patched = at + n > newest;
       if (patched) {
         ark_stage_newest<D>(keys + (newest - at) * D, s.current);
         ark_stage_newest<D>(values + (newest - at) * D, s.current + D);
         __syncwarp();
       }
-      ark_stage_attend<G, D, ROWS, T>(keys, values, a, n, s.powers[ark_warp()], r);
+      ark_stage_attend<G, D, S::ROWS, T>(keys, values, a, n, s.powers[ark_warp()], r);
       // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
       if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncwarp();
     if (ark_lane() == 0) {
       // A stage is free when each computing warp has released it.
-      for (int i = 0; i < OWNERS; ++i) ark_matrix_release_warp(empty + 8u * slot.slot);
+      for (int i = 0; i < S::OWNERS; ++i) ark_matrix_release_warp(empty + 8u * slot.slot);
     }
   }
   ark_matrix_keep_place(slot);
 }
 
-// Computes attention of one row over one split of the positions. A stage has the keys and values of
-// STEP positions. Task coordinates: row, key/value head, split.
-template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
-          class P, class O, class F>
+// Computes attention of one row over one split of the positions. Task coordinates: row, key/value
+// head, split.
+template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, class Q, class P,
+          class O, class F>
 ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
                                     O output, F fresh) {
   constexpr float LOG2E = 1.44269504f;
-  constexpr int ROWS = ark_boxed_rows<G, D, STEP>();
-  static_assert(2 * STEP * D * sizeof(T) <= ARK_MATRIX_STAGE, "keys and values fit a slot");
+  typedef ArkBoxedStages<T, G, D> S;
+  constexpr int ROWS = S::ROWS;
   auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
   const int head = t.coord[1];
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
@@ -198,7 +213,7 @@ ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q 
   ark_query_tiles<G, D, T>(s.query, a);
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
-  ark_boxed_share<G, D, STEP, T>(c, s, begin, end, newest, a, r);
+  ark_boxed_share<S, G, D, T>(c, s, begin, end, newest, a, r);
   constexpr int PARTS = ARK_WARPS / 2;
   float* part = s.own[ark_warp() % PARTS];
   if (ark_warp() >= PARTS) ark_stage_part<G, D>(r, part);

@@ -3,7 +3,7 @@
 
 // Like ark_attention_boxed, for keys and values in pages. MOST: the most pages of a sequence.
 template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS,
-          int STEP, class Q, class K, class N, class P, class O, class F>
+          class Q, class K, class N, class P, class O, class F>
 ARK_DEVICE void ark_attention_boxed_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
                                           N pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;
@@ -11,6 +11,5 @@ ARK_DEVICE void ark_attention_boxed_pages(ArkCtx& c, const ArkTask& t, float sca
   const ArkGrown rows = ark_grown(static_cast<ark_u32>(position.p[0]), ROOM, split, SPLITS);
   ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position,
                         static_cast<int>(rows.begin), static_cast<int>(rows.end));
-  ark_attention_boxed<T, G, KV_HEADS, D, ROOM, SPLITS, STEP>(c, t, scale, query, position, output,
-                                                             fresh);
+  ark_attention_boxed<T, G, KV_HEADS, D, ROOM, SPLITS>(c, t, scale, query, position, output, fresh);
 }
