@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 #define ARK_DEVICE static inline
+#define ARK_DEVICE_MEMBER inline
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };

@@ -21,15 +21,16 @@ from ark_cuda.tasks import inline
 from tests.attention_on_host import HOST, bf16, steps, unfenced
 from tests.declarations import cut
 
-GROUP, WIDTH, STEP, PAGE = 4, 64, 64, 24
-SLOTS, SLOT_BYTES = 8, 16384
+GROUP, WIDTH, PAGE = 4, 64, 24
+SLOTS, SLOT_BYTES = 8, 24576
 OWN = GROUP * (WIDTH + 2)
+MOST = (SLOT_BYTES - 3 * 32) // (4 * WIDTH)  # positions for which a slot has room
 
 RING = r"""
 #define ARK_POINTER(T, address) reinterpret_cast<T*>(address)
 #define ARK_PARAMS(c) (&parameters)
 typedef uint64_t ark_u64;
-constexpr ark_u32 ARK_MATRIX_STAGES = 8u, ARK_MATRIX_STAGE = 16384u, ARK_MATRIX_SLABS = 16384u;
+constexpr ark_u32 ARK_MATRIX_STAGES = 8u, ARK_MATRIX_STAGE = 24576u, ARK_MATRIX_SLABS = 16384u;
 constexpr ark_u64 ARK_BOX_LEAVES = 0u;
 constexpr int ARK_STREAM_PAGES = 1;
 struct ArkGrowth {
@@ -76,28 +77,31 @@ static void ark_matrix_release_warp(ark_u32 empty) { ++released[empty / 8u - 8u]
 """
 
 CALLS = r"""
+// Stages that SHARED warps share, of as many positions as a slot has room for.
+template <int SHARED>
+struct Stages {
+  static constexpr int SHARERS = SHARED, OWNERS = 8 / SHARED, UNIT = 8 * SHARED;
+  static constexpr int MOST = (24576 - 3 * 32) / 256 / UNIT * UNIT;
+};
+typedef ArkBoxedAttention<4, 64> Shared;
 template <class S>
-static void warp_of(ArkBoxedAttention<4, 64, S::ROWS>& s, int begin, int end, int newest) {
+static void warp_of(Shared& s, int begin, int end, int newest) {
   ArkCtx c;
   uint4 a[2][2];
   ark_query_tiles<4, 64, Half>(s.query, a);
-  ArkStagedSoftmax<4> r = {};
+  ArkBoxedSums<64> r = {};
   r.top = -1e30f;
-  ark_boxed_share<S, 4, 64, Half>(c, s, begin, end, newest, a, r);
-  if (number >= 4) ark_stage_part<4, 64>(r, s.own[number - 4]);
-  if (number < 4) ark_stage_add<4, 64>(r, s.own[number]);
+  ark_boxed_share<S, 64, Half>(c, s.current, begin, end, newest, a, r);
+  // Two warps share a partial result, as where those of all warps do not fit in shared memory.
+  float* part = s.own[number % 4];
+  if (number >= 4) ark_boxed_part<4, 64, Shared::PITCH, false>(r, part);
+  if (number < 4) ark_boxed_part<4, 64, Shared::PITCH, true>(r, part);
 }
 static void clear(char* slots, ark_u32 slot) {
   ring = slots;
   start = {slot, 0u};
   for (int i = 0; i < 8; ++i) expected[i] = copied[i] = released[i] = waited[i] = 0u;
 }
-// Stages that SHARERS warps share, of as many positions as a slot has room for.
-template <int SHARED>
-struct Stages {
-  static constexpr int SHARERS = SHARED, OWNERS = 8 / SHARED, MOST = 64, ROWS = MOST / SHARED;
-  static constexpr int UNIT = 8 * SHARED;
-};
 extern "C" ark_u32 step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
   return ark_boxed_step(rows, most, unit);
 }
@@ -120,7 +124,7 @@ extern "C" int load(char* slots, ark_u32 slot, const ArkGrowth* growth, int shar
 template <class S>
 static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, const float* query,
                    const float* current, ark_u32* left, float* own) {
-  static ArkBoxedAttention<4, 64, S::ROWS> s;
+  static Shared s;
   clear(slots, slot);
   for (int i = 0; i < 256; ++i) s.query[i] = query[i];
   for (int i = 0; i < 128; ++i) s.current[i] = current[i];
@@ -138,13 +142,16 @@ static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, co
   for (int i = 0; i < 8; ++i) left[i] = released[i], left[8 + i] = waited[i];
   left[16] = kept.slot, left[17] = kept.parity;
   for (int w = 0; w < 4; ++w) {
-    for (int i = 0; i < 264; ++i) own[w * 264 + i] = s.own[w][i];
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < 66; ++j) own[(w * 4 + i) * 66 + j] = s.own[w][i * Shared::PITCH + j];
+    }
   }
 }
 extern "C" void attend_all(char* slots, ark_u32 slot, int begin, int end, int newest, int sharers,
                            const float* query, const float* current, ark_u32* left, float* own) {
-  typedef ArkBoxedStages<Half, 4, 64> Chosen;
-  static_assert(Chosen::SHARERS == 1 && Chosen::MOST == 64, "a warp has a slot of its own");
+  typedef ArkBoxedStages<Half, 64> Chosen;
+  static_assert(Chosen::SHARERS == 1 && Chosen::MOST == 88, "a warp has a slot of its own");
+  static_assert(Shared::PARTS == 8, "each warp has a partial result");
   (sharers == 1   ? attend<Stages<1>>
    : sharers == 2 ? attend<Stages<2>>
                   : attend<Stages<4>>)(slots, slot, begin, end, newest, query, current, left, own);
@@ -157,15 +164,16 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("boxed")
     source, library = folder / "boxed.cpp", folder / "boxed.so"
     text = unfenced(inline.header("attention_boxed.h"))
-    loading = cut(text, "void ark_matrix_grown_rows(", "struct ArkBoxedAttention")
+    loading = cut(text, "void ark_matrix_load_grown(", "struct ArkBoxedAttention")
     growth = resources.files("ark_cuda").joinpath("growth.h").read_text()
     parts = [
         HOST.replace("ARK_WARPS = 4", "ARK_WARPS = 8"),
         RING,
         cut(growth, "struct ArkGrown", "ark_u32 ark_grown_stages("),
-        cut(text, "ark_u32 ark_boxed_step(", "void ark_matrix_grown_rows("),
-        loading.replace("const ArkTask& t", "const Task& t"),
         steps(),
+        inline.header("attention_boxed_sums.h"),
+        cut(text, "ark_u32 ark_boxed_step(", "void ark_matrix_load_grown("),
+        loading.replace("const ArkTask& t", "const Task& t"),
         cut(text, "struct ArkBoxedAttention", "void ark_boxed_inputs("),
         cut(text, "void ark_boxed_share(", "void ark_attention_boxed("),
         CALLS,
@@ -177,12 +185,12 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def slots() -> np.ndarray:
-    """The ring's slots, with numbers that no result may depend on."""
-    memory = np.full(SLOTS * SLOT_BYTES + 128, 0x42, np.uint8)
+    """The ring's slots, with NaN, on which no result may depend."""
+    memory = np.full(SLOTS * SLOT_BYTES + 128, 0xFF, np.uint8)
     return memory[-memory.ctypes.data % 128 :][: SLOTS * SLOT_BYTES]
 
 
-def step_of(rows: int, unit: int, most: int = STEP) -> int:
+def step_of(rows: int, unit: int, most: int) -> int:
     """Positions of a stage: as few as fill all slots as often as full stages would."""
     rounds = max(1, -(-rows // (SLOTS * most)))
     return -(-(-(-rows // (SLOTS * rounds))) // unit) * unit
@@ -197,7 +205,7 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 @pytest.mark.parametrize(
     ("length", "part", "parts", "first"),
     [(249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1), (0, 0, 1, 2)]
-    + [(511, 0, 1, 0), (400, 0, 1, 5)],
+    + [(511, 0, 1, 0), (400, 0, 1, 5), (255, 0, 1, 4)],
 )
 def test_loaded_stages_give_numpys_attention(
     device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool, sharers: int
@@ -220,14 +228,14 @@ def test_loaded_stages_give_numpys_attention(
     pages = (PAGE, PAGE * row, room // PAGE) if paged else (0, 0, 0)
     growth = np.zeros(16, np.uint32)
     growth[:8] = np.array(words, np.uint64).view(np.uint32)
-    growth[8:] = (row, room, STEP, part, parts, *pages)
+    growth[8:] = (row, room, 64, part, parts, *pages)
     ring, nbytes = slots(), np.zeros((2, SLOTS), np.uint32)
     stages = device.load(pointer(ring), first, pointer(growth), sharers, pointer(nbytes))
     seen = min(length + 1, room)
     begin, end, newest = seen * part // parts, seen * (part + 1) // parts, seen - 1
-    step = step_of(end - begin, 8 * sharers)
+    unit = 8 * sharers
+    step = step_of(end - begin, unit, MOST // unit * unit)
     assert stages == -(-(end - begin) // step)
-    assert step <= STEP
     assert (nbytes[0] == nbytes[1]).all()  # each barrier completes
     assert nbytes[0].sum() == 2 * row * (min(end, newest) - begin)
 

@@ -27,7 +27,7 @@ from ark_cuda.tasks import attention_boxed, inline
 from ark_cuda.tasks.stages import SCRATCH
 
 STAGED = ("mma.h", "attention_staged.h", "attention_stream.h")  # headers
-BOXED = ("mma.h", "attention_staged.h", "attention_boxed.h")
+BOXED = ("mma.h", "attention_staged.h", "attention_boxed_sums.h", "attention_boxed.h")
 MAX_STAGED = 64  # the most positions of a stage; a warp's registers hold their scores
 MAX_GROUP = 8  # the most query heads of a key/value head; registers hold their sums
 
@@ -148,8 +148,7 @@ class _Boxed(_Cached):
         return SCRATCH
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
-        group, width = _shape(sig)
-        stages = f"ArkBoxedStages<{sig.operands[1].ctype}, {group}, {width}>"
+        stages = f"ArkBoxedStages<{sig.operands[1].ctype}, {_shape(sig)[1]}>"
         return (
             f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
             f"  ark_matrix_load_grown<{stages}>(c, t, load);\n}}\n"

@@ -2,7 +2,8 @@
 // positions to the slots of the ring while earlier tasks still run. A slot always belongs to the
 // same warp, or to the same few warps, which share the stages in it. So a warp waits for all stages
 // of its own slots, one after another. ark/tasks/attention.py describes the task and its accesses,
-// attention_staged.h the steps.
+// attention_boxed_sums.h how a warp processes a stage. The values of a stage are four quarters, each
+// of which begins ARK_BOXED_SKEW bytes further than behind the quarter before.
 
 // The number of positions in each stage of a task that processes `rows` positions. A slot has room
 // for `most`, a multiple of `unit`. The stages fill all slots evenly, as often as necessary, because
@@ -14,16 +15,15 @@ ARK_DEVICE ark_u32 ark_boxed_step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
   return ((rows + stages - 1u) / stages + unit - 1u) / unit * unit;
 }
 
-// Called by the loading thread: copies a stage, which has `count` rows of keys at `to` and the same
-// rows of values at `beside`, from row `first` of the cache on. These rows were written before the
-// iteration. full: the barrier of the slot.
-ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 beside, ark_u32 first,
+// Called by the loading thread: copies `count` rows of keys or values, from row `first` of the cache
+// on, to shared memory. These rows were written before the iteration. cache: the address of keys or
+// values. full: the barrier of the slot.
+ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u64 cache, ark_u32 to, ark_u32 first,
                                       ark_u32 count, ark_u32 full) {
   if (!ARK_STREAM_PAGES || g.page == 0u) {
     if (count == 0u) return;
-    const ark_u64 from = static_cast<ark_u64>(first) * g.row;
-    ark_bulk_copy(to, g.address + from, count * g.row, full, ARK_BOX_LEAVES);
-    ark_bulk_copy(beside, g.beside + from, count * g.row, full, ARK_BOX_LEAVES);
+    const ark_u64 from = cache + static_cast<ark_u64>(first) * g.row;
+    ark_bulk_copy(to, from, count * g.row, full, ARK_BOX_LEAVES);
     return;
   }
 #pragma unroll 1
@@ -35,9 +35,8 @@ ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u32 to, ark_u32 be
     const ark_u32 found = reinterpret_cast<const volatile ark_u32*>(g.table)[row / g.page];
     const ark_u32 number = found < g.pages ? found : 0u;
     const ark_u64 from =
-        static_cast<ark_u64>(number) * g.pitch + static_cast<ark_u64>(inside) * g.row;
-    ark_bulk_copy(to + done * g.row, g.address + from, some * g.row, full, ARK_BOX_LEAVES);
-    ark_bulk_copy(beside + done * g.row, g.beside + from, some * g.row, full, ARK_BOX_LEAVES);
+        cache + static_cast<ark_u64>(number) * g.pitch + static_cast<ark_u64>(inside) * g.row;
+    ark_bulk_copy(to + done * g.row, from, some * g.row, full, ARK_BOX_LEAVES);
     done += some;
   }
 }
@@ -58,131 +57,111 @@ ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad
       load.stopped = true;
       return;
     }
-    ark_u64* full = &ark_matrix.full[load.at.slot];
+    ark_u64* barrier = &ark_matrix.full[load.at.slot];
+    const ark_u32 full = ark_shared_address(barrier);
     const ark_u32 left = first < end ? end - first : 0u, count = left < step ? left : step;
     const ark_u32 to = ark_shared_address(ark_matrix_stage(c, load.at.slot));
-    ark_matrix_expect(full, 2u * count * g.row);
-    ark_matrix_grown_rows(g, to, to + S::MOST * g.row, first, count, ark_shared_address(full));
+    ark_matrix_expect(barrier, 2u * count * g.row);
+    ark_matrix_grown_rows(g, g.address, to, first, count, full);
+    const ark_u32 values = to + S::MOST * g.row, quarter = step / 4u;
+#pragma unroll 1
+    for (ark_u32 q = 0u, at = 0u; at < count; ++q, at += quarter) {
+      const ark_u32 some = count - at < quarter ? count - at : quarter;
+      ark_matrix_grown_rows(g, g.beside, values + at * g.row + q * ARK_BOXED_SKEW, first + at, some,
+                            full);
+    }
     ark_matrix_loaded(load, false);
     ark_matrix_issued(load);
   }
 }
 
-constexpr int ARK_BOXED_SCORES = 96;  // the most positions that one warp processes at a time
-
-// Shared memory of a task, in front of the stages. powers: for each warp, the exponentials of the
-// scores of the ROWS positions that it processes in a stage. own: partial results; each is used by
-// two warps in turn.
-template <int G, int D, int ROWS>
+// Shared memory of a task, in front of the stages. own: partial results (ark_boxed_part), one for
+// each warp. If these do not fit, two warps share one.
+template <int G, int D>
 struct ArkBoxedAttention {
+  static constexpr int PITCH = D + 4;
+  static constexpr int LEFT = static_cast<int>(ARK_MATRIX_SLABS) / 4 - (G + 2) * D;  // floats
+  static constexpr int PARTS = ARK_WARPS * G * PITCH <= LEFT ? ARK_WARPS : ARK_WARPS / 2;
+  static_assert(PARTS * G * PITCH <= LEFT, "attention_boxed.py lets it fit");
   float query[G * D];
   float current[2 * D];  // this iteration's key and value
-  float powers[ARK_WARPS][ROWS * G];
-  float own[ARK_WARPS / 2][(G * (D + 2) + 3) / 4 * 4];
+  float own[PARTS][G * PITCH];
 };
+
 // How a stage is divided among warps. A group of ARK_WARPS / OWNERS warps shares the stages in its
 // slots; the number of slots must be a multiple of OWNERS. Few warps share a stage, because each
 // stage costs each of its warps a wait, an update of the maximum and a release. MOST: positions
-// that a slot has room for. ROWS: the most positions of a stage that one warp processes. Their
-// exponentials must fit in shared memory before the stages, and their scores in registers. UNIT:
-// positions of a stage are a multiple of it, so that each warp takes whole products of matrix units,
-// which have 8 positions.
-template <typename T, int G, int D>
+// that a slot has room for. UNIT: positions of a stage are a multiple of it, so that each warp takes
+// whole tiles of 8 positions.
+template <typename T, int D>
 struct ArkBoxedStages {
   static constexpr int fitting(int owners) {
-    const int shared = static_cast<int>(ARK_MATRIX_SLABS - sizeof(ArkBoxedAttention<G, D, 8>));
-    const int slot = static_cast<int>(ARK_MATRIX_STAGE / (2 * D * sizeof(T))) * owners / ARK_WARPS;
-    if (ARK_MATRIX_STAGES % owners != 0u || shared < 0) return 0;
-    const int powers = 8 + shared / (4 * G * ARK_WARPS), least = powers < slot ? powers : slot;
-    return (least < ARK_BOXED_SCORES ? least : ARK_BOXED_SCORES) / 8 * 8;
+    const int unit = 8 * ARK_WARPS / owners;
+    const int room = static_cast<int>(ARK_MATRIX_STAGE) - 3 * ARK_BOXED_SKEW;
+    return ARK_MATRIX_STAGES % owners == 0u ? room / (2 * D * sizeof(T)) / unit * unit : 0;
   }
   static constexpr int OWNERS = fitting(8) > 0 ? 8 : fitting(4) > 0 ? 4 : 2;
-  static constexpr int SHARERS = ARK_WARPS / OWNERS, ROWS = fitting(OWNERS);
-  static constexpr int MOST = SHARERS * ROWS, UNIT = 8 * SHARERS;
-  static_assert(ROWS > 0, "attention_boxed.py lets it fit");
+  static constexpr int SHARERS = ARK_WARPS / OWNERS, MOST = fitting(OWNERS), UNIT = 8 * SHARERS;
+  static_assert(MOST > 0, "attention_boxed.py lets it fit");
 };
-
-// Adds a warp's partial result to that of another warp, which has stored it to `part` by
-// ark_stage_part.
-template <int G, int D>
-ARK_DEVICE void ark_stage_add(ArkStagedSoftmax<G>& r, float* part) {
-  constexpr int LANES = D / 8;
-  constexpr float LN2 = 0.693147181f;
-  r.den += ark_shfl_xor(r.den, 1);
-  r.den += ark_shfl_xor(r.den, 2);
-  const int head = ark_lane() / 4 < G ? ark_lane() / 4 : G - 1;
-  const float own = r.top * LN2, other = part[head * (D + 2) + D];
-  const float top = fmaxf(own, other);
-  const float keep = ark_exp(own - top), share = ark_exp(other - top);
-  const float den = fmaf(r.den, keep, part[head * (D + 2) + D + 1] * share);
-  const int first = ark_fold_groups<LANES, 8 * G>(r.o);
-#pragma unroll
-  for (int i = 0; i < G * LANES / 4; ++i) {
-    const int at = first + i;
-    const float mine = __shfl_sync(0xffffffffu, keep, at / 8 * 4);
-    const float theirs = __shfl_sync(0xffffffffu, share, at / 8 * 4);
-    float& sum = part[at / 8 * (D + 2) + ark_lane() % LANES * 8 + at % 8];
-    sum = fmaf(sum, theirs, r.o[i] * mine);
-  }
-  __syncwarp();  // all lanes have read the maximum and the denominator
-  if (ark_lane() % 4 == 0 && ark_lane() / 4 < G) {
-    part[head * (D + 2) + D] = top;
-    part[head * (D + 2) + D + 1] = den;
-  }
-}
 
 // Copies the query heads of a key/value head, scaled, and this iteration's key and value to shared
 // memory. The key and value are loaded even if another task processes the newest position, because
-// the position is not known yet.
-template <int G, int KV_HEADS, int D, int ROWS, class Q, class F>
-ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D, ROWS>& s, int row, int head,
+// the position is not known yet. All loads begin before the first of them is awaited.
+template <int G, int KV_HEADS, int D, class Q, class F>
+ARK_DEVICE void ark_boxed_inputs(ArkCtx& c, ArkBoxedAttention<G, D>& s, int row, int head,
                                  float scale, Q query, F fresh) {
-  for (int first = 32 * ark_warp(); first < G * D; first += ARK_THREADS) {
-    const int i = first + ark_lane();
+  constexpr int EACH = (G * D + ARK_THREADS - 1) / ARK_THREADS;
+  static_assert(2 * D <= ARK_THREADS, "a thread copies one element of the key and the value");
+  float value[EACH];
+#pragma unroll
+  for (int n = 0; n < EACH; ++n) {
+    const int i = n * ARK_THREADS + ark_tid();
     const ark_i64 at = ark_at(query, 0, 0, row, head * (G * D) + i);
-    const float value = ark_load_by_warp(c, query.p, at, i < G * D, Q::system);
-    if (i < G * D) s.query[i] = value * scale;
+    value[n] = ark_load_by_warp(c, query.p, at, i < G * D, Q::system);
   }
-  for (int first = 32 * ark_warp(); first < 2 * D; first += ARK_THREADS) {
-    const int i = first + ark_lane();
-    const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
-    const ark_i64 at = ark_at(fresh, 0, 0, 0, column);
-    const float value = ark_load_by_warp(c, fresh.p, at, i < 2 * D, F::system);
-    if (i < 2 * D) s.current[i] = value;
+  const int i = ark_tid(), column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
+  const ark_i64 at = ark_at(fresh, 0, 0, 0, column);
+  const float current = ark_load_by_warp(c, fresh.p, at, i < 2 * D, F::system);
+#pragma unroll
+  for (int n = 0; n < EACH; ++n) {
+    const int to = n * ARK_THREADS + ark_tid();
+    if (to < G * D) s.query[to] = value[n] * scale;
   }
+  if (i < 2 * D) s.current[i] = current;
 }
 
 // Processes this warp's share of the positions from `begin` to `end`. S: ArkBoxedStages.
-template <class S, int G, int D, typename T>
-ARK_DEVICE void ark_boxed_share(ArkCtx& c, ArkBoxedAttention<G, D, S::ROWS>& s, int begin, int end,
-                                int newest, const uint4 (&a)[D / 32][2], ArkStagedSoftmax<G>& r) {
-  const int owner = ark_warp() / S::SHARERS, place = ark_warp() % S::SHARERS;
+template <class S, int D, typename T>
+ARK_DEVICE void ark_boxed_share(ArkCtx& c, const float* current, int begin, int end, int newest,
+                                const uint4 (&a)[D / 32][2], ArkBoxedSums<D>& r) {
+  const int owner = ark_warp() / S::SHARERS;
   const ark_u32 full = ark_shared_address(ark_matrix.full);
   const ark_u32 empty = ark_shared_address(ark_matrix.empty);
   const int step =
       static_cast<int>(ark_boxed_step(static_cast<ark_u32>(end - begin), S::MOST, S::UNIT));
-  const int rows = step / S::SHARERS;
+  const int quarter = step / 4, rows = quarter / S::SHARERS;
+  ArkBoxedPlace place{quarter, ark_warp() % S::SHARERS * rows, rows, 0};
   ArkMatrixSlot slot = ark_matrix_place_of();
 #pragma unroll 1
   for (int first = begin; first < end; first += step, ark_matrix_next(slot)) {
     if (static_cast<int>(slot.slot) % S::OWNERS != owner) continue;
-    const int at = first + place * rows, n = end - at < rows ? end - at : rows;
-    // A warp without positions in the stage waits as well: if it released the stage earlier, that
-    // could count as a release of the slot's previous stage.
+    place.n = end - first < step ? end - first : step;
     ark_matrix_filled(c, full + 8u * slot.slot, slot.parity);
-    if (n > 0) {
-      T* keys = reinterpret_cast<T*>(ark_matrix_stage(c, slot.slot)) + place * rows * D;
-      T* values = keys + S::MOST * D;
-      const bool patched = at + n > newest;
-      if (patched) {
-        ark_stage_newest<D>(keys + (newest - at) * D, s.current);
-        ark_stage_newest<D>(values + (newest - at) * D, s.current + D);
-        __syncwarp();
-      }
-      ark_stage_attend<G, D, S::ROWS, T>(keys, values, a, n, s.powers[ark_warp()], r);
-      // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
-      if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    T* keys = reinterpret_cast<T*>(ark_matrix_stage(c, slot.slot));
+    T* values = keys + S::MOST * D;
+    // Only the warp that processes the newest position needs its key and value.
+    const int at = newest - first, inside = at % quarter - place.first;
+    const bool patched = at >= 0 && at < place.n && inside >= 0 && inside < rows;
+    if (patched) {
+      constexpr int SKEW = ARK_BOXED_SKEW / static_cast<int>(sizeof(T));
+      ark_stage_newest<D>(keys + at * D, current);
+      ark_stage_newest<D>(values + at * D + at / quarter * SKEW, current + D);
+      __syncwarp();
     }
+    ark_boxed_attend<D>(keys, values, a, place, r);
+    // The fence orders these ordinary stores before the next asynchronous copy to the same slot.
+    if (patched) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
     if (ark_lane() == 0) {
       // A stage is free when each computing warp has released it.
@@ -199,26 +178,27 @@ template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, class
 ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
                                     O output, F fresh) {
   constexpr float LOG2E = 1.44269504f;
-  typedef ArkBoxedStages<T, G, D> S;
-  constexpr int ROWS = S::ROWS;
-  auto& s = *reinterpret_cast<ArkBoxedAttention<G, D, ROWS>*>(ARK_SCRATCH(c));
+  typedef ArkBoxedAttention<G, D> Shared;
+  Shared& s = *reinterpret_cast<Shared*>(ARK_SCRATCH(c));
   const int head = t.coord[1];
   const ark_u32 split = static_cast<ark_u32>(t.coord[2]);
   const ArkGrown grown = ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, split, SPLITS);
   const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
   const int newest = static_cast<int>(grown.newest);
-  ark_boxed_inputs<G, KV_HEADS, D, ROWS>(c, s, t.coord[0], head, scale * LOG2E, query, fresh);
+  ark_boxed_inputs<G, KV_HEADS, D>(c, s, t.coord[0], head, scale * LOG2E, query, fresh);
   ark_sync();
   uint4 a[D / 32][2];
   ark_query_tiles<G, D, T>(s.query, a);
-  ArkStagedSoftmax<G> r = {};
+  ArkBoxedSums<D> r = {};
   r.top = -1e30f;
-  ark_boxed_share<S, G, D, T>(c, s, begin, end, newest, a, r);
-  constexpr int PARTS = ARK_WARPS / 2;
-  float* part = s.own[ark_warp() % PARTS];
-  if (ark_warp() >= PARTS) ark_stage_part<G, D>(r, part);
+  ark_boxed_share<ArkBoxedStages<T, D>, D, T>(c, s.current, begin, end, newest, a, r);
+  float* part = s.own[ark_warp() % Shared::PARTS];
+  if (ark_warp() >= ARK_WARPS - Shared::PARTS) ark_boxed_part<G, D, Shared::PITCH, false>(r, part);
   ark_sync();
-  if (ark_warp() < PARTS) ark_stage_add<G, D>(r, part);
-  ark_sync();
-  ark_staged_join<G, D, SPLITS>(c, t, s, output, PARTS, ark_tid(), ARK_THREADS);
+  if constexpr (Shared::PARTS < ARK_WARPS) {
+    if (ark_warp() < Shared::PARTS) ark_boxed_part<G, D, Shared::PITCH, true>(r, part);
+    ark_sync();
+  }
+  ark_staged_join<G, D, SPLITS, Shared::PITCH>(c, t, s, output, Shared::PARTS, ark_tid(),
+                                               ARK_THREADS);
 }

@@ -18,6 +18,7 @@ KINDS = ("attention", "paged_attention")
 MAX_GROUP = 8  # the most query heads of a key/value head: matrix units take them at once
 MAX_SHARERS = 4  # the most warps that share a stage
 PRODUCT_POSITIONS = 8  # of a product of matrix units
+MAX_PARTS = 4  # partial results of two warps each
 
 
 def rows(sig: Signature, machine: Machine) -> int:
@@ -39,11 +40,10 @@ def rows(sig: Signature, machine: Machine) -> int:
 
 
 def _nbytes(sig: Signature) -> int:
-    """Bytes of ArkBoxedAttention if as many warps as possible share a stage."""
+    """Bytes of ArkBoxedAttention if two warps share a partial result."""
     p = sig.read(AttentionParams)
     group, width = p.heads // p.kv_heads, p.head_dim
-    part = -(-group * (width + 2) // 4) * 4
-    return 4 * ((group + 2) * width + 2 * p.streamed * group + MAX_SHARERS * part)
+    return 4 * ((group + 2) * width + MAX_PARTS * group * (width + 4))
 
 
 def stage(sig: Signature, machine: Machine) -> int:

@@ -190,14 +190,15 @@ ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
 }
 
 // Combines the partial results s.own[0] to s.own[parts - 1] of warps and stores the task's result.
-// Each thread computes pairs of elements.
-template <int G, int D, int SPLITS, class S, class O>
+// Each thread computes pairs of elements. PITCH: floats of a head in a partial result, which are its
+// sums, then the maximum and the denominator.
+template <int G, int D, int SPLITS, int PITCH = D + 2, class S, class O>
 ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const S& s, O output, int parts,
                                 int thread, int threads) {
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
 #pragma unroll 1
   for (int i = 2 * thread; i < G * D; i += 2 * threads) {
-    const int g = i / D, d = i % D, base = g * (D + 2);
+    const int g = i / D, d = i % D, base = g * PITCH;
     float m = s.own[0][base + D], sum[2] = {}, all = 0.0f;
 #pragma unroll 4
     for (int w = 1; w < parts; ++w) m = fmaxf(m, s.own[w][base + D]);
