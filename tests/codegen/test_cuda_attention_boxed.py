@@ -7,6 +7,7 @@ NumPy.
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -192,8 +193,8 @@ def slots() -> np.ndarray:
 
 def step_of(rows: int, unit: int, most: int) -> int:
     """Positions of a stage: as few as fill all slots as often as full stages would."""
-    rounds = max(1, -(-rows // (SLOTS * most)))
-    return -(-(-(-rows // (SLOTS * rounds))) // unit) * unit
+    slots = SLOTS * max(1, math.ceil(rows / (SLOTS * most)))
+    return math.ceil(math.ceil(rows / slots) / unit) * unit
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -204,8 +205,10 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 @pytest.mark.parametrize("paged", [False, True])
 @pytest.mark.parametrize(
     ("length", "part", "parts", "first"),
-    [(249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1), (0, 0, 1, 2)]
-    + [(511, 0, 1, 0), (400, 0, 1, 5), (255, 0, 1, 4)],
+    [
+        *((249, 0, 1, 0), (249, 0, 1, 6), (64, 0, 1, 7), (255, 1, 2, 3), (300, 0, 2, 1)),
+        *((0, 0, 1, 2), (511, 0, 1, 0), (400, 0, 1, 5), (255, 0, 1, 4)),
+    ],
 )
 def test_loaded_stages_give_numpys_attention(
     device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool, sharers: int
@@ -271,5 +274,5 @@ def test_stages_fill_all_slots_as_often_as_full_ones(
     for rows in (0, 1, 7, 63, 64, 65, 511, 512, 513, 576, 640, 641, 2047, 8193, 131072):
         step = device.step(rows, most, unit)
         assert step == step_of(rows, unit, most)
-        assert step % unit == 0 and 0 < step + (rows == 0) and step <= most
+        assert step % unit == 0 and (rows == 0 or step in range(1, most + 1))
         assert rows == 0 or -(-rows // step) <= SLOTS * -(-rows // (SLOTS * most))
