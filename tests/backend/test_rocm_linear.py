@@ -31,9 +31,17 @@ CASES = [
 ]
 ARCHS = ("gfx942", "gfx1100")
 LONG = (72, 14336, 9, bf16)  # 14 loads for a part of a row
-# (input rows, input columns, hidden columns, output columns). A wave computes no chunk of 128 input
-# columns, one, two, or a part of one. Tasks have one or several groups of rows of weights.
-SEVERAL = [(2, 1024, 544, 37), (5, 160, 1184, 21), (8, 2048, 96, 130), (16, 96, 2048, 9)]
+# (input rows, input columns, hidden columns, output columns). A wave computes no chunk of input
+# columns, one, several, or a part of one. A chunk has two products or four. Tasks have one or
+# several groups of rows of weights.
+SEVERAL = [
+    (2, 1024, 544, 37),
+    (5, 160, 1184, 21),
+    (8, 2048, 96, 130),
+    (16, 96, 2048, 9),
+    (8, 2880, 96, 45),
+    (12, 96, 8224, 9),  # nine chunks for each wave
+]
 UNIT_ARCHS = ("gfx942", "gfx950", "gfx90a")
 
 

@@ -95,11 +95,12 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
   typedef ArkRow<C, K, GROUP, S, ZERO> Row;
   static_assert(GROUP % 32 == 0 || GROUP == K, "a product's elements share a scale");
   static constexpr bool ZEROS = ZERO;
-  static constexpr int SCALES = GROUP % ARK_CHUNK == 0 || GROUP == K ? 1 : ARK_CHUNK_STEPS;
+  static constexpr int STEPS = 4, HALF = STEPS * ARK_STEP;  // HALF: elements of a half of a chunk
+  static constexpr int SCALES = GROUP % HALF == 0 || GROUP == K ? 1 : STEPS;
   static constexpr int ROWS = R, BITS = ARK_CODE_BITS<C>, MOST = R == 8 ? 4 : 8, NEXT = 2;
   typedef ark_u32 Load __attribute__((ext_vector_type(BITS / 4)));  // eight codes
   struct Piece {
-    Load words[ARK_CHUNK_STEPS];
+    Load words[STEPS];
     S scales[SCALES];
     S zeros[ZERO ? SCALES : 1];
   };
@@ -108,7 +109,7 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
   int lane;
 
   ARK_METHOD int half() const { return ROWS == 8 ? lane / 8 % 2 : 0; }
-  ARK_METHOD int place(int s, int half) const { return half * ARK_CHUNK + s * 32 + lane / 16 * 8; }
+  ARK_METHOD int place(int s, int half) const { return half * HALF + s * 32 + lane / 16 * 8; }
   ARK_METHOD int place(int s) const { return place(s, half()); }
   static constexpr int order(int e) { return ARK_PAIRS_APART<C> ? e % 4 * 2 + e / 4 : e; }
   // Loads this lane's codes and scales of a chunk. Rows and elements past the end are replaced, as
@@ -118,15 +119,15 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
     const ark_u32 begin = static_cast<ark_u32>(row) * static_cast<ark_u32>(sizeof(Row));
     Piece piece;
 #pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = ark_chunk_at<K, ROWS>(chunk, place(s));
+    for (int s = 0; s < STEPS; ++s) {
+      const int k = ark_chunk_at<K, ArkSeveralCodes>(chunk, place(s));
       const auto* from = bytes + (begin + static_cast<ark_u32>(k / 8 * BITS));
       piece.words[s] = __builtin_nontemporal_load((const ark_global<Load>*)from);
     }
 #pragma unroll
     for (int i = 0; i < SCALES; ++i) {
-      const int at = half() * ARK_CHUNK + i * (ARK_CHUNK / SCALES);
-      const int group = ark_chunk_at<K, ROWS>(chunk, at) / GROUP;
+      const int at = half() * HALF + i * (HALF / SCALES);
+      const int group = ark_chunk_at<K, ArkSeveralCodes>(chunk, at) / GROUP;
       const auto* from = bytes + (begin + static_cast<ark_u32>(group * sizeof(S)));
       piece.scales[i] = *(const ark_global<S>*)(from + Row::SCALES_AT);
       if constexpr (ZERO) piece.zeros[i] = *(const ark_global<S>*)(from + Row::ZEROS_AT);

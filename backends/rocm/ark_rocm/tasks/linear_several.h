@@ -26,26 +26,27 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 }
 
 // The weights of a linear layer with bf16 weights. ROWS: the number of rows of weights in a
-// product, 8 or 16; a product has at most as many input rows. lane: the reading lane. MOST: the
-// most blocks of rows and chunks whose loads are in flight. NEXT: the number of 128-byte lines of
-// the next task's weights that each lane prefetches. place(s): the position in a chunk of a lane's
-// first element of step s (one product). order(e): the index, among the lane's eight elements of a
-// step, of the element at position e of the operand. SCALES: the number of groups of a chunk whose
-// sums have a scale each. ZEROS: true if each group also has a zero point, which is subtracted from
-// all its elements.
+// product, 8 or 16; a product has at most as many input rows. lane: the reading lane. STEPS: the
+// products of a chunk. MOST: the most blocks of rows and chunks whose loads are in flight. NEXT:
+// the number of 128-byte lines of the next task's weights that each lane prefetches. place(s): the
+// position in a chunk of a lane's first element of step s (one product). order(e): the index, among
+// the lane's eight elements of a step, of the element at position e of the operand. SCALES: the
+// number of groups of a chunk whose sums have a scale each. ZEROS: true if each group also has a
+// zero point, which is subtracted from all its elements.
 template <int K, int R>
 struct ArkSeveralDense {
-  static constexpr int ROWS = R, MOST = R == 8 ? 2 : 4, SCALES = 0, NEXT = 0;
+  static constexpr int ROWS = R, STEPS = ark_chunk_steps(K, R), SCALES = 0, NEXT = 0;
+  static constexpr int MOST = (R == 8 ? 8 : 16) / STEPS;
   static constexpr bool ZEROS = false;
   struct Piece {
-    ark_u32x4 words[ARK_CHUNK_STEPS];
+    ark_u32x4 words[STEPS];
   };
   const ark_global<char>* bytes;
   int rows;
   int lane;
 
   ARK_METHOD int place(int s, int half) const {
-    return s * (512 / ROWS) + half * 32 + lane / 16 * 8;
+    return s * ark_chunk_span(ROWS, 1) + half * ARK_STEP + lane / 16 * 8;
   }
   ARK_METHOD int place(int s) const { return place(s, ROWS == 8 ? lane / 8 % 2 : 0); }
   static constexpr int order(int e) { return e; }
@@ -56,8 +57,8 @@ struct ArkSeveralDense {
     const int row = top + lane % ROWS < rows ? top + lane % ROWS : rows - 1;
     Piece piece;
 #pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int k = ark_chunk_at<K, ROWS>(chunk, place(s));
+    for (int s = 0; s < STEPS; ++s) {
+      const int k = ark_chunk_at<K, ArkSeveralDense>(chunk, place(s));
       const ark_u32 at = static_cast<ark_u32>(row * K + k) * 2u;
       piece.words[s] = __builtin_nontemporal_load((const ark_global<ark_u32x4>*)(bytes + at));
     }
@@ -76,11 +77,11 @@ constexpr int ark_several_ahead(int chunks, int most) {
 // chunk's elements, split into parts. inside[s]: true if the lane's elements of step s are within
 // the row.
 template <class W, int PARTS>
-ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
-                                     const bool (&inside)[ARK_CHUNK_STEPS],
-                                     const typename W::Piece& piece, ark_mfma_sums& sums) {
+ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[W::STEPS][PARTS],
+                                     const bool (&inside)[W::STEPS], const typename W::Piece& piece,
+                                     ark_mfma_sums& sums) {
 #pragma unroll
-  for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+  for (int s = 0; s < W::STEPS; ++s) {
     const ark_u32x4 there = W::step(piece, s), row = inside[s] ? there : ark_u32x4(0u);
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) sums = ark_mfma_step(parts[s][p], row, sums);
@@ -91,10 +92,10 @@ ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][P
 // products of a group are summed separately and then multiplied by the group's scale. plain: the
 // sums of the input's elements, if groups have zero points.
 template <class W, int PARTS>
-ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
+ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[W::STEPS][PARTS],
                                    const ark_mfma_sums (&plain)[W::SCALES + 1],
                                    const typename W::Piece& piece, ark_mfma_sums& sums) {
-  constexpr int EACH = ARK_CHUNK_STEPS / W::SCALES;
+  constexpr int EACH = W::STEPS / W::SCALES;
 #pragma unroll
   for (int i = 0; i < W::SCALES; ++i) {
     ark_mfma_sums own = 0.0f;
@@ -109,12 +110,12 @@ ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PAR
   }
 }
 template <class W, int PARTS>
-ARK_DEVICE void ark_several_plain(const ark_u32x4 (&parts)[ARK_CHUNK_STEPS][PARTS],
+ARK_DEVICE void ark_several_plain(const ark_u32x4 (&parts)[W::STEPS][PARTS],
                                   ark_mfma_sums (&plain)[W::SCALES + 1]) {
-  constexpr int EACH = ARK_CHUNK_STEPS / W::SCALES;
+  constexpr int EACH = W::STEPS / W::SCALES;
   const ark_u32x4 ones = 0x3f803f80u;
 #pragma unroll
-  for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+  for (int s = 0; s < W::STEPS; ++s) {
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
       plain[s / EACH] = ark_mfma_step(parts[s][p], ones, plain[s / EACH]);
@@ -156,7 +157,8 @@ template <class W, int K, int M, int GROUP, bool ONCE, bool ALIGNED, bool ENTERS
           class E>
 ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights, X x,
                                    const P& prologue, E epilogue) {
-  constexpr int ROWS = W::ROWS, HALVES = 16 / ROWS, SPAN = ARK_CHUNK * HALVES;
+  constexpr int ROWS = W::ROWS, HALVES = 16 / ROWS, STEPS = W::STEPS;
+  constexpr int SPAN = ark_chunk_span(ROWS, STEPS);
   static_assert(M <= ROWS, "a product has this many input rows");
   constexpr int CHUNKS = ((K + SPAN - 1) / SPAN + ARK_WARPS - 1) / ARK_WARPS;
   constexpr int SLOTS = GROUP < W::MOST ? GROUP : W::MOST < 4 ? W::MOST : 4;
@@ -164,12 +166,12 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   // can be in flight.
   constexpr int ROUND = CHUNKS <= 8 ? CHUNKS : ark_several_ahead(CHUNKS, W::MOST / SLOTS);
   constexpr int AHEAD = ROUND < W::MOST / SLOTS ? ROUND : W::MOST / SLOTS;
-  constexpr int INPUTS = AHEAD < 2 ? 1 : 2;  // chunks of the input in flight
+  // Chunks of the input in flight. A chunk has the same slot in each round.
+  constexpr int INPUTS = AHEAD < 2 || (ROUND != CHUNKS && ROUND % 2 != 0) ? 1 : 2;
   constexpr int WIDTH = E::WIDTH, TALL = GROUP * ROWS, PITCH = TALL + ROWS / 4;
   static_assert(ROUND % AHEAD == 0 || ROUND == CHUNKS, "a chunk has the same slot in each round");
-  static_assert(ROUND % INPUTS == 0 || ROUND == CHUNKS, "a chunk has the same slot in each round");
   constexpr bool RAGGED = K % (SPAN * ARK_WARPS) != 0;
-  typedef ArkSeveralInput<X, ALIGNED> Input;
+  typedef ArkSeveralInput<X, ALIGNED, STEPS> Input;
   constexpr int PARTS = Input::BF16 && !P::norm ? 1 : 3;
   constexpr int UNITS = TALL / WIDTH, OWN = (UNITS * M + ARK_THREADS - 1) / ARK_THREADS;
   float* slab = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, column, row of weights
@@ -191,7 +193,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
     ark_mfma_sums sums[GROUP] = {};
     float own = 0.0f;  // squares, of a lane
     Input input[INPUTS];
-    ArkSeveralFactors<P> factors[INPUTS];
+    ArkSeveralFactors<P, STEPS> factors[INPUTS];
 #pragma unroll
     for (int i = 0; i < INPUTS; ++i) {
       factors[i].template ask<K>(prologue, warp + i * ARK_WARPS, weights);
@@ -202,10 +204,10 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
 #pragma unroll
       for (int a = 0; a < ROUND; ++a) {
         const int chunk = warp + (round + a) * ARK_WARPS;
-        bool inside[ARK_CHUNK_STEPS];
-        float v[ARK_CHUNK_STEPS][8];
+        bool inside[STEPS];
+        float v[STEPS][8];
 #pragma unroll
-        for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+        for (int s = 0; s < STEPS; ++s) {
           inside[s] = !RAGGED || chunk * SPAN + weights.place(s) < K;
           input[a % INPUTS].take(s, weights, v[s]);
 #pragma unroll
@@ -217,7 +219,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
             }
           }
         }
-        ark_u32x4 parts[ARK_CHUNK_STEPS][PARTS];
+        ark_u32x4 parts[STEPS][PARTS];
         ark_several_parts<W>(v, parts);
         // Elements of the input for a later chunk are loaded while these are multiplied.
         if (ROUND < CHUNKS || a + INPUTS < CHUNKS) {

@@ -1,16 +1,26 @@
 // The input of linear layers of several rows (linear_several.h). A lane loads its elements of a
 // chunk along k and converts them to operands of the matrix units.
 
-// ARK_CHUNK: the number of neighbouring elements along k that a chunk has for each lane.
-// ARK_CHUNK_STEPS: the number of products that multiply these elements, 32 elements of k each.
-constexpr int ARK_CHUNK = 128, ARK_CHUNK_STEPS = 4;
+// The number of elements of k that a product multiplies in each of its 16 columns.
+constexpr int ARK_STEP = 32;
+
+// The number of elements of k in a chunk. ROWS: the input rows of a product. With 8 rows a chunk
+// has two halves. STEPS: the products of a chunk.
+constexpr int ark_chunk_span(int rows, int steps) { return ARK_STEP * steps * 16 / rows; }
+
+// The number of products in a chunk, 4 or 2. Returns 2 if the wave with the most chunks of a row of
+// k elements then has fewer elements.
+constexpr int ark_chunk_steps(int k, int rows) {
+  const int four = ARK_WARPS * ark_chunk_span(rows, 4), two = four / 2;
+  return (k + two - 1) / two < (k + four - 1) / four * 2 ? 2 : 4;
+}
 
 // Returns the index of an element in a row of K elements. The element is at position `place` of the
-// given chunk. ROWS: the input rows of a product. With 8 rows a chunk has two halves of ARK_CHUNK
-// elements. For positions past the row's end, returns the index of an existing element.
-template <int K, int ROWS>
+// given chunk. W: the weights. For positions past the row's end, returns the index of an existing
+// element.
+template <int K, class W>
 ARK_DEVICE int ark_chunk_at(int chunk, int place) {
-  constexpr int SPAN = ARK_CHUNK * 16 / ROWS;
+  constexpr int SPAN = ark_chunk_span(W::ROWS, W::STEPS);
   const int begin = chunk * SPAN;
   if constexpr (K % SPAN == 0) return (begin < K ? begin : 0) + place;
   return begin + place < K ? begin + place : 0;
@@ -51,32 +61,32 @@ ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
   }
 }
 template <class W, int PARTS>
-ARK_DEVICE void ark_several_parts(const float (&v)[ARK_CHUNK_STEPS][8],
-                                  ark_u32x4 (&to)[ARK_CHUNK_STEPS][PARTS]) {
+ARK_DEVICE void ark_several_parts(const float (&v)[W::STEPS][8], ark_u32x4 (&to)[W::STEPS][PARTS]) {
   float most = 0.0f;
 #pragma unroll
-  for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+  for (int s = 0; s < W::STEPS; ++s) {
     ark_several_parts<W, false>(v[s], to[s]);
 #pragma unroll
     for (int e = 0; e < 8; ++e) most = __builtin_fmaxf(most, __builtin_fabsf(v[s][e]));
   }
   if (PARTS == 1 || ark_ballot(most == ark_inf()) == 0u) return;
 #pragma unroll
-  for (int s = 0; s < ARK_CHUNK_STEPS; ++s) ark_several_parts<W, true>(v[s], to[s]);
+  for (int s = 0; s < W::STEPS; ++s) ark_several_parts<W, true>(v[s], to[s]);
 }
 
 // A lane's elements of a chunk of input row m. One method issues the loads, another returns the
 // elements. ALIGNED: true if rows begin at multiples of 16 bytes and their elements are contiguous.
-template <class X, bool ALIGNED>
+// STEPS: the products of a chunk.
+template <class X, bool ALIGNED, int STEPS>
 struct ArkSeveralInput {
   static constexpr bool BF16 = false;
-  float v[ARK_CHUNK_STEPS][8];
+  float v[STEPS][8];
 
   template <int K, class W>
   ARK_METHOD void ask(ArkCtx& c, const X& x, int m, int chunk, const W& weights) {
 #pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int from = ark_chunk_at<K, W::ROWS>(chunk, weights.place(s));
+    for (int s = 0; s < STEPS; ++s) {
+      const int from = ark_chunk_at<K, W>(chunk, weights.place(s));
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
         v[s][e] = ark_load(c, x, 0, 0, m, from + e);
@@ -92,10 +102,10 @@ struct ArkSeveralInput {
 // With 8 rows in a product, pairs of lanes load elements for each other and then exchange them. The
 // two lanes of a pair have different halves of a chunk. So each load of the wave covers whole cache
 // lines.
-template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
-struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true> {
+template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, int STEPS>
+struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true, STEPS> {
   static constexpr bool BF16 = false;
-  ark_f32x4 v[ARK_CHUNK_STEPS][2];
+  ark_f32x4 v[STEPS][2];
 
   template <int K, class W>
   ARK_METHOD void ask(ArkCtx&, const ArkOperand<const float, S0, S1, S2, S3, SYSTEM>& x, int m,
@@ -103,12 +113,12 @@ struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true> {
     const auto* base = (const ark_global<char>*)ark_address(x, 0, 0, 0, 0);
     const int row = m * static_cast<int>(S2);
 #pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
+    for (int s = 0; s < STEPS; ++s) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int place = W::ROWS == 8 ? weights.place(s, i) + weights.lane / 8 % 2 * 4
                                        : weights.place(s) + i * 4;
-        const int at = row + ark_chunk_at<K, W::ROWS>(chunk, place);
+        const int at = row + ark_chunk_at<K, W>(chunk, place);
         v[s][i] = *(const ark_global<ark_f32x4>*)(base + static_cast<ark_u32>(at) * 4u);
       }
     }
@@ -129,11 +139,11 @@ struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true> {
     }
   }
 };
-template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
-struct ArkSeveralInput<ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>, true> {
+template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, int STEPS>
+struct ArkSeveralInput<ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>, true, STEPS> {
   static constexpr bool BF16 = true;
   typedef ark_u32 Words __attribute__((ext_vector_type(4)));
-  Words v[ARK_CHUNK_STEPS];
+  Words v[STEPS];
 
   template <int K, class W>
   ARK_METHOD void ask(ArkCtx&, const ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>& x, int m,
@@ -141,8 +151,8 @@ struct ArkSeveralInput<ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>, true>
     const auto* base = (const ark_global<char>*)ark_address(x, 0, 0, 0, 0);
     const int row = m * static_cast<int>(S2);
 #pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int at = row + ark_chunk_at<K, W::ROWS>(chunk, weights.place(s));
+    for (int s = 0; s < STEPS; ++s) {
+      const int at = row + ark_chunk_at<K, W>(chunk, weights.place(s));
       v[s] = *(const ark_global<Words>*)(base + static_cast<ark_u32>(at) * 2u);
     }
   }
@@ -157,21 +167,21 @@ struct ArkSeveralInput<ArkOperand<const ark_bf16, S0, S1, S2, S3, SYSTEM>, true>
 };
 
 // Loads the norm's weights for the same elements of a row that ArkSeveralInput loads.
-template <class P, bool NORM = P::norm>
+template <class P, int STEPS, bool NORM = P::norm>
 struct ArkSeveralFactors {
   template <int K, class W>
   ARK_METHOD void ask(const P&, int, const W&) {}
   ARK_DEVICE float at(int, int) { return 1.0f; }
 };
-template <class P>
-struct ArkSeveralFactors<P, true> {
-  float v[ARK_CHUNK_STEPS][8];
+template <class P, int STEPS>
+struct ArkSeveralFactors<P, STEPS, true> {
+  float v[STEPS][8];
 
   template <int K, class W>
   ARK_METHOD void ask(const P& prologue, int chunk, const W& weights) {
 #pragma unroll
-    for (int s = 0; s < ARK_CHUNK_STEPS; ++s) {
-      const int from = ark_chunk_at<K, W::ROWS>(chunk, weights.place(s));
+    for (int s = 0; s < STEPS; ++s) {
+      const int from = ark_chunk_at<K, W>(chunk, weights.place(s));
 #pragma unroll
       for (int e = 0; e < 8; ++e) v[s][e] = ark_get(prologue.weight.p, from + e);
     }
