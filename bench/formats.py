@@ -39,7 +39,7 @@ LAYOUTS = {
     "q4_k": Layout(uint4, 32, fp32, zeros=True),
 }
 PLAIN = "bf16"
-CHUNK = 512  # of a prompt
+PROMPT_CHUNK_TOKENS = 512
 
 
 def gpt_oss_20b(layers: int = 24) -> LlamaConfig:
@@ -124,7 +124,7 @@ def main() -> None:
     with closing(backend.open(0)) as device:
         for name in args.formats:
             config = in_format(whole, name)
-            shape = Shape(config, bf16, context, args.prompt and CHUNK)
+            shape = Shape(config, bf16, context, args.prompt and PROMPT_CHUNK_TOKENS)
             figures = decode(
                 shape,
                 backend,

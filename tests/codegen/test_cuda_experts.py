@@ -31,7 +31,7 @@ needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
-EXPERTS = 6
+EXPERT_COUNT = 6
 # (columns, rows of an expert, chosen experts). The cases differ in whether all lanes have a piece
 # of a row, in the parts of a row, and in whether all warps have outputs.
 SIZES = [(2048, 768, 4), (2880, 352, 2), (96, 40, 1), (1032, 1000, 3)]
@@ -44,12 +44,12 @@ def layer(columns: int, inner: int, chosen: int, dtype: DataType) -> Model:
     model = Model(0, 1)
 
     def rows(name: str, outputs: int, inputs: int) -> ark.Tensor:
-        return ark.parameter((EXPERTS, outputs, inputs), dtype, name=name)
+        return ark.parameter((EXPERT_COUNT, outputs, inputs), dtype, name=name)
 
     with use_model(model):
         x = ark.tensor([1, columns], name="x")
         normed = ark.rmsnorm(x, ark.parameter([columns], name="norm"), 1e-5)
-        router = ark.parameter([EXPERTS, columns], bf16, name="router")
+        router = ark.parameter([EXPERT_COUNT, columns], bf16, name="router")
         scores, experts = ark.topk(ark.softmax(ark.linear(normed, router)), chosen)
         gate = ark.expert_linear(normed, rows("gate", inner, columns), experts)
         up = ark.expert_linear(normed, rows("up", inner, columns), experts)
@@ -69,8 +69,8 @@ def bodies(task_plan: Plan) -> list[type | None]:
     """The class of the CUDA body of each op with experts; None for the common body."""
     machine, dialect = machine_of(task_plan), backend.dialect("sm_90a")
     signatures = (kinds.signature(task_plan, o) for o in task_plan.ops if o.kind == "expert_linear")
-    found = (dialect.body(sig, machine) for sig in signatures)
-    return [None if body is None else type(body) for body in found]
+    served = (dialect.body(sig, machine) for sig in signatures)
+    return [None if body is None else type(body) for body in served]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -115,10 +115,10 @@ def test_experts_loaded_ahead_equal_numpy(sizes: tuple[int, int, int]) -> None:
             for name, shape in {
                 "x": (1, columns),
                 "norm": (columns,),
-                "router": (EXPERTS, columns),
-                "gate": (EXPERTS, inner, columns),
-                "up": (EXPERTS, inner, columns),
-                "down": (EXPERTS, columns, inner),
+                "router": (EXPERT_COUNT, columns),
+                "gate": (EXPERT_COUNT, inner, columns),
+                "up": (EXPERT_COUNT, inner, columns),
+                "down": (EXPERT_COUNT, columns, inner),
             }.items():
                 kind = np.float32 if name in ("x", "norm") else ml_dtypes.bfloat16
                 scale = 1.0 if name in ("x", "norm") else shape[-1] ** -0.5

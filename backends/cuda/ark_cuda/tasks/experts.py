@@ -20,7 +20,7 @@ from ark_cuda.tasks import inline
 
 PIECE_BYTES = 16
 MAX_HELD = 6  # pieces that a lane has of the rows of a step: they take four registers each, twice
-LANES = 32
+WARP_LANES = 32
 
 
 def _codes(sig: Signature) -> int:
@@ -36,7 +36,7 @@ def _codes(sig: Signature) -> int:
 
 def _each(sig: Signature) -> int:
     """The number of pieces of a row that a lane multiplies."""
-    return -(-sig.operands[1].shape[2] // (_codes(sig) * LANES))
+    return -(-sig.operands[1].shape[2] // (_codes(sig) * WARP_LANES))
 
 
 def _outputs(sig: Signature, machine: Machine) -> int:
@@ -58,7 +58,7 @@ class Ahead(Body):
         given = sig.operands[0]
         return (
             inline.leads(machine)
-            and machine.lanes == LANES
+            and machine.lanes == WARP_LANES
             and whole
             and aligned
             and _codes(sig) > 0
@@ -76,7 +76,7 @@ class Ahead(Body):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory for an input row, totals and the numbers of the experts."""
-        return 4 * (_each(sig) * LANES * _codes(sig) + MAX_TOTALS + MAX_SLOTS)
+        return 4 * (_each(sig) * WARP_LANES * _codes(sig) + MAX_TOTALS + MAX_SLOTS)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
