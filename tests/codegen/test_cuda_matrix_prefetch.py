@@ -81,6 +81,6 @@ def test_nothing_is_prefetched_while_stages_are_loaded(device: ctypes.CDLL) -> N
     assert 0 <= due(device, 9, busy) - 1_000_000 - 5_000 <= 50  # loaded before its turn
 
 
-def test_prefetches_stay_near_what_is_loaded(device: ctypes.CDLL) -> None:
+def test_at_most_16_stages_are_prefetched(device: ctypes.CDLL) -> None:
     assert due(device, 21, [5] * 20) >= 2_000_000  # 17 stages ahead
     assert due(device, 20, [5] * 20) < 1_000_000
