@@ -30,7 +30,7 @@ def small(sig: Signature, machine: Machine) -> bool:
     fits = max(m, n) <= MOST and k <= MOST_DEPTH
     if not (many and fits) or not machine.cooperative or paired(sig):
         return False
-    if params.reads_images or params.splits > 1 or sums_of(sig) == "int32":
+    if params.windows or params.splits > 1 or sums_of(sig) == "int32":
         return False
     packets = any(o.packet for o in sig.operands)
     return not packets and scratch(sig, machine) <= machine.shared_bytes

@@ -46,7 +46,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     """How a product with few rows or columns is computed, independently of its tile. None if it has
     too many rows and columns.
     """
-    if not machine.cooperative or paired(sig) or sig.read(MatmulParams).reads_images:
+    if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
         return None
     if any(o.packet for o in sig.operands):
         return None

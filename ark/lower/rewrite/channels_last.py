@@ -15,15 +15,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from ark.ir.attributes import MatmulAttributes
-from ark.ir.graph import Graph, Node
+from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.turned_images import TurnedImages
-from ark.lower.rewrite.weight_gradients import WeightGradient, weight_gradients
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
 
@@ -44,14 +41,10 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
         return graph
     writer = _Convolutions(graph, kept, chosen.values())
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
-    summed = weight_gradients(graph, kept, machine) if boxed else {}
-    laid.update(number for one in summed.values() for number in one.omitted)
     for node in graph.nodes:
         node = writer.renamed(node)
         if node.id in chosen:
             writer.convolution(chosen[node.id])
-        elif node.id in summed:
-            writer.weight_gradient(summed[node.id])
         elif node.id not in laid and not writer.takes(node):
             writer.keep(node)
     return graph.with_nodes(writer.needed(kept))
@@ -144,39 +137,6 @@ class _Convolutions(TurnedImages):
             rows = self.view(last.outputs[0], [n * places, channels])
             self.turned[one.source.buffer.id] = rows, product.placement
         return rows
-
-    def weight_gradient(self, one: WeightGradient) -> None:
-        """Adds the gradient of a convolution's weights, which sums over the pixels of images with
-        channels first. The order of its result is changed to channels before elements of the
-        window.
-        """
-        product, out = one.product, one.product.outputs[0]
-        back, image = self._exchanged(one.back), self._exchanged(one.image)
-        rows, channels = back.shape[0], image.shape[0]
-        taps = out.shape[1] // channels
-        sums = self.graph.tensor((rows, taps * channels), out.dtype, name=f"{product.name}.taps")
-        attributes = structs.replace(product.read(MatmulAttributes), pixels=one.pixels)
-        node = dataclasses.replace(product, inputs=(back, image), outputs=(sums,))
-        self.nodes.append(node.with_attributes(attributes))
-        source = self.view(sums, [rows, taps, channels])
-        target = self.view(out, [rows, channels, taps])
-        self.nodes.append(self.node(product, "transpose", source, target, {"perm": [0, 2, 1]}))
-
-    def _exchanged(self, node: Node) -> Tensor:
-        """Adds a transpose of an image to channels first and then images, whose rows begin at
-        multiples of the alignment of box copies. Returns its result.
-        """
-        source = node.inputs[0]
-        n, channels, *spatial = source.shape
-        pack = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
-        extents = (channels, n, *spatial[:-1], -(-spatial[-1] // pack) * pack)
-        shape = (channels, n, *spatial)
-        out = self.graph.tensor(shape, source.dtype, extents=extents, name=f"{node.name}.pixels")
-        rows, perm = self.rows(source, node), [1, 0, 2, 3]
-        if rows is not None:
-            source, perm = self.view(rows, [n, *spatial, channels]), [3, 0, 1, 2]
-        self.nodes.append(self.node(node, "transpose", source, out, {"perm": perm}))
-        return out
 
     def _by_groups(self, one: Convolution) -> None:
         """Adds a convolution in groups, which reads and writes images as rows of channels (one row

@@ -130,9 +130,8 @@ def _boxed(
     """The tile size and parts of k of a product that warpgroups compute."""
     given = product.attributes
     plain = stores_singly(given)
-    flat = all(len(t.shape) <= 2 for t in product.tensors) or given.pixels is not None
-    several = alone and plain and flat
-    windows = given.windows is not None or given.pixels is not None
+    several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
+    windows = given.windows is not None
     measured = {} if windows else measured  # measurements are for matrices in memory
     if multiplies_codes(product.node, machine):
         able = code_cuts(product.node, machine, several)

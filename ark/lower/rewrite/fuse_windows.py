@@ -174,7 +174,7 @@ def window_of_last(node: Node, side: int) -> WindowParams | None:
         return None
     if rules[0] != [[[0, 1]], 0, 1, "fill"] or rules[-1] != [[[1 + 2 * count, 1]], 0, 1, "fill"]:
         return None
-    steps = steps_of(rules[1:-1], 1 + count, 1)
+    steps = _steps(rules[1:-1], 1 + count, 1)
     sizes = {"size": shape[1 + count : -1], "sizes": shape[1 : 1 + count]}
     return None if steps is None else WindowParams.from_plan({**sizes, **steps, "side": side})
 
@@ -196,12 +196,12 @@ def window(node: Node, groups: int) -> dict[str, Any] | None:
         return None
     if rules[1] != [[[1, each], [2, 1]], 0, 1, "fill"]:
         return None
-    steps = steps_of(rules[2:], 3, 3 + count)
+    steps = _steps(rules[2:], 3, 3 + count)
     sizes = {"size": list(shape[3 : 3 + count]), "sizes": list(shape[3 + count :])}
     return None if steps is None else {**sizes, **steps}
 
 
-def steps_of(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
+def _steps(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
     """Stride, dilation and leading padding of a convolution, for each spatial dimension, read from
     the index arithmetic of its windows. None if the arithmetic is not that of a convolution. tap,
     place: the index of the first dimension of taps, and of places, in the matrix of windows.
