@@ -338,8 +338,8 @@ def _norm_in_training(
     whole population, which is estimated from the batch (Bessel's correction).
     """
     if not training:
-        normed = _batch_norm(call, x, weight, bias, mean, variance, momentum, eps)
-        return [*normed, mean.tensor, variance.tensor]
+        results = _batch_norm(call, x, weight, bias, mean, variance, momentum, eps)
+        return [*results, mean.tensor, variance.tensor]
     if call.wants(1) or call.wants(2):
         raise refuse("a batch norm that returns statistics")
     shape = [1, x.shape[1], *[1] * (len(x.shape) - 2)]

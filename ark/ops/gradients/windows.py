@@ -156,9 +156,9 @@ def _pool(call: Call) -> Gradients:
     wide = [*shape[:2], *[1] * count, *places]
     many = math.prod(sizes)
     if windows.function == "max" and many <= MOST_PLACES[call.input(0).ir.dtype.name]:
-        places = structs.replace(windows, function="argmax").to_node()
+        numbers = structs.replace(windows, function="argmax").to_node()
         source = call.input(0)
-        first = result("pool", [source], given.ir.shape, given.ir.dtype, attrs=places)
+        first = result("pool", [source], given.ir.shape, given.ir.dtype, attrs=numbers)
         return [unpool(given, first, windows, shape)]
     if windows.function == "max":
         chosen = _first_largest(call, rules, spread, wide)
