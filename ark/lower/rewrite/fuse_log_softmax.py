@@ -29,6 +29,7 @@ from ark.lower.rewrite.makers import only_makers, without
 from ark.tasks.expression import leaf
 
 DIFFERENCE = ["sub", leaf(0), leaf(1)]
+MIN_COLUMNS = 32  # shorter rows are as fast to store as to read again
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def _looked_up(graph: Graph, node: Node, context: Context) -> bool:
     readers = [n for n in graph.nodes if any(t.buffer.id == number for t in (*n.inputs, *n.after))]
     if out.buffer.arena != "activation" or number in context.kept or node.hints is not None:
         return False
-    if len(view.writers[number]) != 1 or out.shape[-1] == 1:
+    if len(view.writers[number]) != 1 or out.shape[-1] < MIN_COLUMNS:
         return False
     place = view.places[node.id]
     if any(view.places[w.id] > place for w in _writers(graph, node)):
