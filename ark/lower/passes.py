@@ -31,6 +31,7 @@ from ark.lower.rewrite.fuse_regions import fuse_regions
 from ark.lower.rewrite.fuse_rmsnorm import fuse_rmsnorm
 from ark.lower.rewrite.fuse_rotary import fuse_rotary
 from ark.lower.rewrite.fuse_sampling import CHOOSE, fuse_sampling
+from ark.lower.rewrite.fuse_updates import fuse_updates
 from ark.lower.rewrite.fuse_windows import fuse_windows
 from ark.lower.rewrite.group_products import group_products
 from ark.lower.rewrite.hoist_factors import hoist_factors
@@ -55,9 +56,8 @@ from ark.lower.variant_passes import channels_last, fuse_unit_attention
 
 
 class Stage(Enum):
-    """The time at which a pass runs (before or after kernel variants are chosen) and the graph on
-    which it runs (the whole graph, or the phases of one kernel). A kernel variant is the way in
-    which a kernel divides work among its warps.
+    """When a pass runs, and on which graph. A kernel variant is the way in which a kernel divides
+    work among its warps.
     """
 
     GRAPH = "graph"
@@ -67,18 +67,15 @@ class Stage(Enum):
     ORDER = "order"
     """The pass runs on the whole graph and changes only the order of nodes."""
     CUT = "cut"
-    """The pass runs on the whole graph after all others. It sets the tiles of ops, or fuses ops
-    with equal tiles.
-    """
+    """The pass runs on the whole graph after all others and sets or uses the tiles of ops."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the graph. why: the benefit of the pass, as text. over: sets of node types.
-    The pass runs only if the graph has a node of a type in each of these sets, because otherwise it
-    would change nothing. gives: types of nodes that only this pass creates. needs: names of passes
-    that must run before. option: the planner's option that turns the pass off; "" if it always
-    runs.
+    """One rewrite of the graph. why: the benefit of the pass. over: sets of node types; the pass
+    runs only if the graph has a node of each set, because otherwise it would change nothing. gives:
+    types of nodes that only this pass creates. needs: names of passes that must run before. option:
+    the planner's option that turns the pass off; "" if it always runs.
     """
 
     run: Callable[[Graph, Context], Graph]
@@ -206,7 +203,6 @@ PASSES: tuple[Pass, ...] = (
         fuse_regions,
         Stage.KERNEL,
         "Elementwise nodes with shared results and sums over one dimension become one node.",
-        gives=("fusion",),
         needs=("split_elementwise",),
     ),
     Pass(
@@ -215,6 +211,12 @@ PASSES: tuple[Pass, ...] = (
         "Elementwise nodes that follow each other become one expression.",
         gives=("elementwise",),
         needs=("fuse_regions",),
+    ),
+    Pass(
+        fuse_updates,
+        Stage.KERNEL,
+        "A parameter and its moments are updated by one node, which reads each tensor once.",
+        needs=("fuse_chains",),
     ),
     Pass(
         fuse_experts,

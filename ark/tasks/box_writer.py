@@ -54,14 +54,17 @@ def write_box(
     any case and must be in bounds. once: no element of operand 0 is read twice, although it is in
     `places`. apart: True to store packs even if operand 0 is read element by element.
     """
-    out = len(sig.operands) - 1
-    declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
     writer = BoxWriter(sig, expr, tile, dict(places or {}), guard, once, apart)
-    if sig.operands[out].per_item > 1:
-        return declare + writer.shared()
+    if sig.operands[writer.out].per_item > 1:
+        return writer.declare() + writer.shared()
     if not machine.cooperative:
-        return declare + writer.nested()
-    choices = writer.choices()
+        return writer.declare() + writer.nested()
+    return by_threads(writer, machine)
+
+
+def by_threads(writer: BoxWriter, machine: Machine) -> str:
+    """The text of a device function that computes a tile by all threads."""
+    sig, declare, choices = writer.sig, writer.declare(), writer.choices()
     if not choices:
         return declare + writer.flat(Packs(), machine)
     # Two rounds of packs are held in registers only if there is one way to access packs. The code
@@ -90,12 +93,21 @@ class BoxWriter:
     ) -> None:
         self.sig, self.expr, self.tile, self.places = sig, expr, tile, places
         self.guard, self.once, self.apart = guard, once, apart
-        self.out = len(sig.operands) - 1
+        self.out = self._first_output()
         self.full = sig.operands[self.out].shape
         self.shape = fold(self.full)
         self.indices = text.indices(self.full, NAMES)
         self.box = tile_type(tile, self.shape)
         self.keeps = 0  # packs of the result that a run of tasks keeps in registers
+
+    def _first_output(self) -> int:
+        """The number of the first operand that is a result."""
+        return len(self.sig.operands) - 1
+
+    def declare(self) -> str:
+        """C++ declarations of the pointers to all operands."""
+        numbers = range(len(self.sig.operands))
+        return "".join(text.operand(self.sig, i, f"p{i}", const=i < self.out) for i in numbers)
 
     def _at(self, index: int) -> str:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
@@ -105,13 +117,13 @@ class BoxWriter:
         operands in `Packs.whole` are aligned, which the device function checks unless it is known
         in advance.
         """
-        packs = self.packs()
+        packs, operands = self.packs(), self.sig.operands
         if packs.size == 1:
             return []
         unsure = {
             i
-            for i in packs.whole - {self.out} - set(self.places)
-            if not self.sig.operands[i].aligned and self.sig.operands[i].per_item == 1
+            for i in packs.whole - set(self.places)
+            if i < self.out and not (operands[i].aligned or operands[i].per_item > 1)
         }
         loose = Packs(packs.size, packs.whole - unsure, packs.loose | unsure)
         return [packs, loose] if unsure else [packs]
@@ -127,7 +139,7 @@ class BoxWriter:
         """
         sizes = [o.itemsize for o in self.sig.operands]
         pack = min(16 if max(sizes) == 1 else 8, text.VECTOR_BYTES // min(sizes))
-        while pack > 1 and pack * sum(sizes[:-1]) > MAX_VECTOR_LOAD_BYTES:
+        while pack > 1 and pack * sum(sizes[: self.out]) > MAX_VECTOR_LOAD_BYTES:
             pack //= 2
         row = self.shape[3]
         cut = self.tile[3] != row
@@ -152,7 +164,7 @@ class BoxWriter:
             if strides[-1] != 1:
                 return Packs()
             if any(n > 1 and s % pack for n, s in zip(shape[:-1], strides[:-1], strict=True)):
-                if i == self.out or i in self.places or operand.per_item > 1:
+                if i >= self.out or i in self.places or operand.per_item > 1:
                     return Packs()
                 loose.add(i)
                 continue
@@ -225,7 +237,7 @@ class BoxWriter:
         most, least = 2 * PACKS if packs.loose else PACKS, text.VECTOR_BYTES
         if pack == 1:
             read, most, least = list(range(self.out)), SINGLES, 1
-        loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i != self.out)
+        loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i < self.out)
         rounds = max(1, min(most, THREAD_BYTES_IN_FLIGHT // max(least, loaded), total // threads))
         return 0 if whole and total > rounds * threads else rounds
 
@@ -300,13 +312,18 @@ class BoxWriter:
                 fetch += f"      there[u] = {self.guard[0]};\n"
                 value = self._or_fill("there[u]", value)
             values.append(value)
-        ctype = self.sig.operands[self.out].ctype
-        compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
         each = (
             f"    ark_each_pack({place}, [&](int u, bool inside, {declared(NAMES)}) {{\n"
             f"      (void)u; {unused_names(NAMES)}\n"
         )
         load = f"{each}{fetch}    }});\n" if fetch else ""
+        store = self._store(values, pack)
+        return declare, load, f"{each}{unpack}{store}    }});\n"
+
+    def _store(self, values: Sequence[str], pack: int) -> str:
+        """Statements that compute and store one pack. values: texts of the inputs' elements."""
+        ctype = self.sig.operands[self.out].ctype
+        compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
         to = f"p{self.out} + {self._at(self.out)}"
         name, rare = ("rare", ", auto&& ark_rare") if "ark_rare" in compute else ("made", "")
         store = (
@@ -319,7 +336,7 @@ class BoxWriter:
                 f"      for (int j = 0; j < {pack}; ++j) {{\n{compute}      }}\n"
                 f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n"
             )
-        return declare, load, f"{each}{unpack}{store}    }});\n"
+        return store
 
     def several(self, packs: Packs, machine: Machine) -> bool:
         """True if a thread loads its next round of packs (vectors) while it computes the current

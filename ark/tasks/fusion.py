@@ -33,7 +33,9 @@ from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import FLOAT_NAMES, Params, Places, Size, Tile, box, covers, need, typed
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
+from ark.tasks.box_writer import by_threads
 from ark.tasks.elementwise import HEADERS, broadcast_access, claim_tile, tile_box
+from ark.tasks.region_writer import RegionWriter
 
 STAGES = ("first", "each", "sums", "last")
 MAX_LISTED_VALUES = 1024  # expressions per list
@@ -160,13 +162,30 @@ class Fusion(TaskKind):
         return (*HEADERS, text.header("fusion.h"))
 
     def apart(self, sig: Signature, machine: Machine) -> int:
-        return 0 if not machine.cooperative else 1
+        if not machine.cooperative:
+            return 0
+        if sig.read(FusionParams).axis >= 0:
+            return 1
+        packs = _region(sig).packs()
+        return packs.size if all(sig.operands[i].aligned for i in packs.whole) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        if machine.cooperative and sig.read(FusionParams).axis < 0:
+            return text.function(name, by_threads(_region(sig), machine))
         return text.function(name, _Body(sig).write(1 if machine.lanes > 1 else ROW_SLICE_ELEMENTS))
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
+        if sig.read(FusionParams).axis < 0:
+            writer = _region(sig)
+            return text.run(name, writer.declare() + writer.flat(writer.packs(), machine))
         return text.run(name, _Body(sig).write(1))
+
+
+def _region(sig: Signature) -> RegionWriter:
+    """The writer for a fusion without sums."""
+    params = sig.read(FusionParams)
+    trees = [tree for stage in STAGES for tree in params.trees(stage)]
+    return RegionWriter(sig, trees, params.stores, params.tile)
 
 
 class _Body:

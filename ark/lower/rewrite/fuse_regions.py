@@ -141,14 +141,14 @@ class _Region:
         fresh = [t for t in node.inputs if t.id not in self._numbers]
         if any(overlap(t, r) for t in (*fresh, out) for r in self.results):
             return False
-        if any(overlap(out, t) and not _same(out, t) for t in (*self.inputs, *fresh)):
+        if any(overlap(out, t) and not has_same_box(out, t) for t in (*self.inputs, *fresh)):
             return False
         numbers = [self._number(t) for t in node.inputs]
         late = summing or any(n >= 0 and self.after_sums[n] for n in numbers)
         if late and not summing and axis >= 0 and out.shape == full:
             return False
         tree = expression.leaf(0) if summing else expression_of(node)
-        if not _floats(tree, len(numbers)):
+        if not is_float_of_inputs(tree, len(numbers)):
             return False
         self.axis, self.full = axis, full
         self._numbers[out.id] = len(self.results)
@@ -269,7 +269,7 @@ def _renumbered(tree: expression.Tree, places: dict[int, int]) -> list[object]:
     return [_renumbered(part, places) if isinstance(part, list) else part for part in tree]
 
 
-def _floats(tree: expression.Tree, inputs: int) -> bool:
+def is_float_of_inputs(tree: expression.Tree, inputs: int) -> bool:
     """True for an expression whose result is a floating-point number and depends only on its
     inputs, not on the indices of elements.
     """
@@ -280,5 +280,5 @@ def _floats(tree: expression.Tree, inputs: int) -> bool:
     return kind == "float" and not expression.places(tree)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def has_same_box(a: Tensor, b: Tensor) -> bool:
     return (a.extents, a.offsets, a.shape, a.dtype) == (b.extents, b.offsets, b.shape, b.dtype)

@@ -16,10 +16,11 @@ from typing import Any
 from ark.errors import InvalidUsageError
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir.dtype import fp32
-from ark.ops.activations import exp, sqrt
+from ark.ops.activations import exp, rsqrt, sqrt
 from ark.ops.elementwise import add, cast, copy, div, mul, sub
 from ark.ops.gradients.products import wide
 from ark.ops.logic import greater
+from ark.ops.math import reciprocal
 from ark.ops.reductions import reduce_sum
 from ark.ops.selection import clip, where
 from ark.ops.views import new_tensor, reshape, tensor
@@ -160,28 +161,33 @@ class Adam(Optimizer):
         self.steps = tensor([1], fp32)
         self.means, self.squares = self._moments(), self._moments()
         self._corrections: tuple[Tensor, Tensor] | None = None
+        self._rate: Rate = lr
 
     def _begin(self) -> None:
-        """Computes 1 - beta^t for both betas, where t is the number of steps."""
+        """Computes the factors that correct the running means for their bias, which are 1 / (1 -
+        beta^t) after t steps. The factor of the mean of squares is replaced by its root, with which
+        the root of that mean is multiplied. The learning rate is multiplied by the other factor.
+        """
         held = as_tensor(self.steps)
         steps = add(held, 1.0, held)
         first, second = (
             sub(1.0, exp(mul(steps, math.log(beta)))) if beta else add(mul(steps, 0.0), 1.0)
             for beta in self.betas
         )
-        self._corrections = first, second
+        self._corrections = reciprocal(first), rsqrt(second)
+        self._rate = mul(self._corrections[0], self.lr)
 
     def _direction(self, place: int, gradient: Tensor) -> Tensor:
         """The direction of Adam's step for parameter number `place`: the running mean of gradients,
-        divided by the root of the running mean of squared gradients. Both means are bias-corrected.
+        divided by the root of the running mean of squared gradients. Only the latter is corrected
+        for its bias.
         """
         assert self._corrections is not None
-        first, second = self._corrections
         mean, square = as_tensor(self.means[place]), as_tensor(self.squares[place])
         one, two = self.betas
         mean = add(mul(mean, one), mul(gradient, 1 - one), mean)
         square = add(mul(square, two), mul(mul(gradient, gradient), 1 - two), square)
-        return div(div(mean, first), add(sqrt(div(square, second)), self.eps))
+        return div(mean, add(mul(sqrt(square), self._corrections[1]), self.eps))
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
         if self.weight_decay and not self.decoupled:
@@ -189,7 +195,7 @@ class Adam(Optimizer):
         direction = self._direction(place, gradient)
         if self.weight_decay and self.decoupled:
             value = sub(value, mul(mul(value, self.weight_decay), self.lr))
-        return sub(value, mul(direction, self.lr))
+        return sub(value, mul(direction, self._rate))
 
 
 class AdamW(Adam):
@@ -229,7 +235,8 @@ class LAMB(AdamW):
     """
 
     def _updated(self, place: int, value: Tensor, gradient: Tensor) -> Tensor:
-        direction = self._direction(place, gradient)
+        assert self._corrections is not None
+        direction = mul(self._direction(place, gradient), self._corrections[0])
         if self.weight_decay:
             direction = add(direction, mul(value, self.weight_decay))
         own, asked = sqrt(_squares(value)), sqrt(_squares(direction))

@@ -296,6 +296,11 @@ def _scores() -> None:
     ark.matmul(ark.cast(ark.mul(ark.cast(scores, fp32), 2.0), bf16), v)
 
 
+def _adam() -> None:
+    weight = ark.parameter([256, 64], bf16, name="w")
+    ark.optim.AdamW([weight]).step([ark.sigmoid(ark.tensor([256, 64], bf16))])
+
+
 CASES = (
     Case("pad_rows", _scores),
     Case("fuse_log_softmax", _loss),
@@ -327,6 +332,7 @@ CASES = (
     Case("unpack_rows", lambda: _quantised(80)),
     Case("fuse_regions", _read_twice),
     Case("fuse_chains", _chain),
+    Case("fuse_updates", _adam),
     Case("fuse_experts", _experts),
     Case("narrow_inputs", _rounded),
     Case("hoist_gathers", _rows_of),
