@@ -340,24 +340,24 @@ class BoxWriter:
 
     def several(self, packs: Packs, machine: Machine) -> bool:
         """True if a thread loads its next round of packs (vectors) while it computes the current
-        one. This is done if one round has less than half of the bytes that a thread should have in
-        flight. A larger round keeps memory busy without a second one, which would only take
-        registers. Not all machines have registers for two rounds (Capability.ROUNDS_AHEAD).
+        one. In the variant `block` this is done if one round has less than half of the bytes that a
+        thread should have in flight: a larger round keeps memory busy alone. A block of the variant
+        `matrix` has half as many threads, with more registers, so two full rounds pay off if there
+        are several inputs. Not all machines have registers for it (Capability.ROUNDS_AHEAD).
         """
-        able = machine.variant.name == "block" and machine.has(Capability.ROUNDS_AHEAD)
+        able = machine.variant.name in ("block", "matrix") and machine.has(Capability.ROUNDS_AHEAD)
         if self.places or self.keeps or not self.out or not able:
             return False
         if any(o.per_item > 1 for o in self.sig.operands):
             return False
+        inputs = [i for i in (*packs.whole, *packs.loose, *packs.loose) if i < self.out]
+        loaded = packs.size * sum(self.sig.operands[i].itemsize for i in inputs)
+        most = THREAD_BYTES_IN_FLIGHT - 1
+        if machine.variant.name == "matrix":
+            most = 2 * THREAD_BYTES_IN_FLIGHT if len(inputs) > 1 else 0
         rounds = self.rounds(packs, machine)
-        loaded = sum(
-            o.itemsize
-            * (packs.size if i in packs.whole | packs.loose else 1)
-            * (2 if i in packs.loose else 1)
-            for i, o in enumerate(self.sig.operands[: self.out])
-        )
         several = math.prod(self.tile) // packs.size > rounds * machine.lanes * machine.warps
-        return several and 2 * rounds * loaded < THREAD_BYTES_IN_FLIGHT
+        return several and 2 * rounds * loaded <= most
 
     def ahead(self, packs: Packs, machine: Machine) -> tuple[str, str, str]:
         """The texts for ark_claimed_ahead (claimed.h) and ark_each_round_ahead (box.h): the members

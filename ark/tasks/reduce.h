@@ -258,6 +258,7 @@ ARK_DEVICE void ark_sum_exps_alone(int rows, const In& in, const Finish& finish)
 // Reduces each of `columns` neighbouring columns to one number. A column has K elements, which are
 // `stride` elements apart. A group of ACROSS threads covers all columns, V neighbouring columns per
 // thread. The block has several such groups, and each group reduces another part of the K elements.
+// Groups of one warp first combine their parts by exchanges between lanes.
 template <class F, typename T, int V, int U, int ACROSS, class In, class Finish>
 ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, int K, char* red,
                                    const Finish& finish) {
@@ -295,16 +296,24 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
       }
     }
   }
+  constexpr bool SEVERAL = ACROSS < ARK_LANES;
+  constexpr int PARTS = SEVERAL ? ARK_WARPS : DEEP;
+#pragma unroll
+  for (int mask = ARK_LANES / 2; SEVERAL && mask >= ACROSS; mask /= 2) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) part[j] = F::join(part[j], ark_shfl_bits(part[j], mask));
+  }
   T* sums = reinterpret_cast<T*>(red);
   ark_sync();
-  if (mine) {
+  if (mine && (!SEVERAL || ark_lane() < ACROSS)) {
+    T* to = sums + (SEVERAL ? ark_warp() : deep) * ACROSS * V + column;
 #pragma unroll
-    for (int j = 0; j < V; ++j) sums[deep * ACROSS * V + column + j] = part[j];
+    for (int j = 0; j < V; ++j) to[j] = part[j];
   }
   ark_sync();
   for (int c = ark_tid(); c < columns; c += ARK_THREADS) {
     T total = sums[c];
-    for (int d = 1; d < DEEP; ++d) total = F::join(total, sums[d * ACROSS * V + c]);
+    for (int d = 1; d < PARTS; ++d) total = F::join(total, sums[d * ACROSS * V + c]);
     finish(c, total);
   }
 }

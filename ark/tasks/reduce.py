@@ -307,10 +307,10 @@ class Reduce(TaskKind):
             f"              return static_cast<{compute}>({result}); }}); }}"
         )
 
-    def _in_flight(self, sig: Signature, pack: int) -> int:
+    def _in_flight(self, sig: Signature, pack: int, most: int = BYTES_IN_FLIGHT) -> int:
         """The number of packs of `pack` elements that a thread has in flight."""
         nbytes = pack * max(sig.operands[i].itemsize for i in _deep(sig))
-        return max(MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, BYTES_IN_FLIGHT // nbytes))
+        return max(MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, most // nbytes))
 
     def _short(self, sig: Signature, pack: int, rows: int, machine: Machine) -> tuple[int, ...]:
         """How short rows are reduced: the number of lanes that reduce a row, the number of packs
@@ -374,7 +374,9 @@ class Reduce(TaskKind):
         # alone: each thread reduces columns by itself. Otherwise a block needs two barriers for
         # each group of columns.
         alone = machine.cooperative and blocks * LOADS_PER_BARRIER_PAIR > rounds * count
-        in_flight = self._in_flight(sig, pack)
+        # A tile of few columns has one round of few loads, so a thread has more of them in flight.
+        few = tile[3] < BLOCK_COLUMNS and len(_deep(sig)) == 1
+        in_flight = self._in_flight(sig, pack, BYTES_IN_FLIGHT * (2 if few else 1))
         constants = (
             *self._forms(sig),
             count,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
+from ark.tasks.box_text import Packs
 from ark.tasks.box_writer import BoxWriter
 
 
@@ -30,6 +31,13 @@ class RegionWriter(BoxWriter):
 
     def _first_output(self) -> int:
         return len(self.sig.operands) - len(self.stores)
+
+    def choices(self) -> list[Packs]:
+        """Packs of aligned operands only: code for other addresses would take registers that two
+        rounds of packs need.
+        """
+        packs = self.packs()
+        return [packs] if packs.size > 1 else []
 
     def _results(self, values: Sequence[str], places: Sequence[tuple[str, str]]) -> str:
         """Statements that compute all results of one element and store result i at places[i], a

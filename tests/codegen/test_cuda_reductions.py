@@ -58,6 +58,8 @@ def whole(shape: Sequence[int]) -> np.ndarray:
         ((20, 4097), 1),  # single elements, many in flight
         ((16, 4000), 0),  # threads reduce columns alone
         ((257, 130), 0),  # the last loads of a column are not all there
+        ((2048, 40), 0),  # tasks of few whole columns, whose parts lanes exchange
+        ((4099, 9), 0),  # as before; the last tile has one column
     ],
 )
 def test_sums(shape: tuple[int, ...], axis: int, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ark.lower.context import Lowering
 from ark.lower.tiling import box_coords, box_tile
 from ark.machine import Machine
 from ark.tasks import expression
-from ark.tasks.reduce import ReduceParams
+from ark.tasks.reduce import SECTOR_BYTES, ReduceParams
 
 REDUCE_COLUMNS = 64  # neighbouring results of a task that does not reduce the last dimension
 
@@ -62,6 +62,10 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
         if whole is not None:
             _lower_swept(lowering, node, whole, across)
             return
+    narrow = 0 if cut or squares else _narrow(outer, count, inner, source, lowering.machine)
+    if narrow:
+        _emit_reduce(lowering, function, axis, count, node.inputs, out, term, columns=narrow)
+        return
     splits = 1 if cut else _splits(outer, count, inner, lowering.machine)
     parts = _views(lowering, node, (outer, splits, count // splits, inner)) if splits > 1 else None
     part_term = term if term is None else _counted(term, count // splits, inner)
@@ -166,6 +170,24 @@ def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
 
 
+def _narrow(outer: int, count: int, inner: int, source: IrTensor, machine: Machine) -> int:
+    """The columns of a task if each task reduces a few whole columns; 0 if columns are divided into
+    parts, or if tasks of REDUCE_COLUMNS columns keep the processors busy.
+
+    Few columns take as long as the parts of more columns, a second task and the synchronisation
+    before it.
+    """
+    splits, costs = _splits(outer, count, inner, machine), machine.costs
+    if splits == 1 or inner == 1 or not machine.cooperative:
+        return 0
+    columns = SECTOR_BYTES // source.dtype.itemsize
+    while columns < REDUCE_COLUMNS and outer * -(-inner // columns) > machine.processors:
+        columns *= 2
+    saved = (costs.task_us + costs.signal_us) * costs.processor_rate / source.dtype.itemsize
+    parts = count // splits * REDUCE_COLUMNS
+    return columns if count * columns <= parts + saved else 0
+
+
 def _emit_reduce(
     lowering: Lowering,
     function: str,
@@ -175,6 +197,7 @@ def _emit_reduce(
     out: IrTensor,
     term: expression.Tree | None = None,
     suffix: str = "",
+    columns: int = 0,
 ) -> None:
     source = inputs[0]
     rank = len(source.shape)
@@ -183,6 +206,8 @@ def _emit_reduce(
     asked = lowering.tile(fold(out.shape), shown=_beside_axis(lowering.node, axis))
     if asked:
         tile = asked
+    elif columns:
+        tile = [1, 1, 1, min(columns, out.shape[-1])]
     elif axis != rank - 1 and out.shape[-1] > tile[3]:
         tile = [1, 1, 1, max(tile[3], min(REDUCE_COLUMNS, out.shape[-1]))]
     params = ReduceParams(function, place, count, tuple(tile), None if term is None else list(term))
