@@ -89,6 +89,17 @@ def _regions(dtype: DataType) -> None:
             ark.copy(result, output=y)
 
 
+def _row_sums(dtype: DataType) -> None:
+    """Builds sums over rows, between ops on their elements. Rows are held by a part of a warp, or
+    by several warps.
+    """
+    for columns in (64, 333, 4096):
+        x, scale = ark.tensor([5, columns], dtype), ark.tensor([columns], dtype)
+        centred = ark.sub(x, ark.reduce_mean(x, -1))
+        total = ark.reduce_sum(ark.mul(centred, centred), -1)
+        ark.mul(ark.mul(centred, ark.rsqrt(ark.add(total, 1.0))), scale, x)
+
+
 def _matmuls(dtype: DataType) -> None:
     for ta in (False, True):
         for tb in (False, True):
@@ -277,6 +288,7 @@ _CASES: tuple[tuple[str, Callable[[DataType], None], tuple[DataType, ...]], ...]
     ("quantised", _quantised, (fp32, fp16, bf16)),
     ("depthwise", _depthwise, (fp16, bf16)),
     ("regions", _regions, (fp32, fp16, bf16)),
+    ("row_sums", _row_sums, (fp32, fp16, bf16)),
     ("matmul", _matmuls, FLOATS),
     ("rows", _rows, FLOATS),
     ("integers", _integers, (int32,)),

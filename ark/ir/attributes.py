@@ -25,9 +25,7 @@ class AlongAttributes(PartialAttributes, frozen=True):
 
 
 class MessageAttributes(Attributes, frozen=True):
-    """The attributes of ops that send and receive messages between two ranks. tag: a send and a
-    receive with the same tag belong together, in program order.
-    """
+    """Messages between two ranks. A send and a receive belong together if their tags are equal."""
 
     remote_rank: int
     tag: int
@@ -60,9 +58,7 @@ class CustomAttributes(Attributes, frozen=True):
 
 
 class FusionAttributes(Attributes, frozen=True):
-    """The attributes of `fusion` nodes: several elementwise ops and sums that are computed in one
-    task. The fields are those of ark.tasks.fusion.
-    """
+    """The attributes of `fusion` nodes. The fields are those of ark.tasks.fusion."""
 
     first: list[Any]
     each: list[Any]
@@ -70,6 +66,14 @@ class FusionAttributes(Attributes, frozen=True):
     last: list[Any]
     axis: int
     count: int
+    stores: list[int]
+
+
+class RowFusionAttributes(Attributes, frozen=True):
+    """The attributes of `row_fusion` nodes. The fields are those of ark.tasks.row_fusion."""
+
+    columns: int
+    stages: list[Any]
     stores: list[int]
 
 
@@ -86,9 +90,7 @@ class ShapeAttributes(Attributes, frozen=True):
 
 
 class AppendAttributes(Attributes, frozen=True):
-    """The attributes of ops that append rows to a KV cache. codes: the element type of a quantised
-    cache; "" for a cache of floats.
-    """
+    """Appends of rows to a KV cache. codes: its element type if it is quantised, otherwise ""."""
 
     codes: str = ""
 
@@ -327,9 +329,7 @@ class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
 
 
 class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
-    """The attributes of reductions. term: an expression of the inputs, whose values are reduced;
-    None if the elements of the input are reduced.
-    """
+    """Reductions. term: an expression of the inputs that is reduced; None for their elements."""
 
     function: Literal["sum", "mean", "max", "min", "prod", "squares", "logsumexp"]
     keepdims: bool
@@ -337,9 +337,7 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """The attributes of top-k. least: True if the smallest elements are chosen. softmax: True if
-    the softmax of the chosen elements is stored in place of the elements.
-    """
+    """Top-k. least: True for the smallest. softmax: True to store the softmax of the chosen ones."""
 
     k: int
     least: bool = False

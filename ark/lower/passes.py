@@ -30,6 +30,7 @@ from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS, fuse_reduction_te
 from ark.lower.rewrite.fuse_regions import fuse_regions
 from ark.lower.rewrite.fuse_rmsnorm import fuse_rmsnorm
 from ark.lower.rewrite.fuse_rotary import fuse_rotary
+from ark.lower.rewrite.fuse_rows import fuse_rows
 from ark.lower.rewrite.fuse_sampling import CHOOSE, fuse_sampling
 from ark.lower.rewrite.fuse_updates import fuse_updates
 from ark.lower.rewrite.fuse_windows import fuse_windows
@@ -211,6 +212,14 @@ PASSES: tuple[Pass, ...] = (
         "Elementwise nodes that follow each other become one expression.",
         gives=("elementwise",),
         needs=("fuse_regions",),
+    ),
+    Pass(
+        fuse_rows,
+        Stage.KERNEL,
+        "Sums over rows are one node with the elementwise nodes between them.",
+        over=(("reduce_sum", "reduce_mean", "layernorm"),),
+        gives=("row_fusion",),
+        needs=("fuse_chains",),
     ),
     Pass(
         fuse_updates,

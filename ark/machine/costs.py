@@ -148,6 +148,8 @@ class Costs:
     exact_rate: operations of one processor in products in full fp32.
     unaligned_share: the fraction of its time by which such a product takes longer if rows of an
         operand do not begin at multiples of 16 bytes.
+    column_rate: bytes per microsecond that one processor adds up in columns of a few thousand
+        elements, while others do so too.
     few_rate: operations of one processor in products with 9 to 16 rows or columns, which read this
         narrow operand from the last-level cache repeatedly.
     staged_rate: the same for fp32 in the variant `block`, where the operand is read from shared
@@ -227,6 +229,7 @@ class Costs:
     scalar_rate: Rate = 20e3
     exact_rate: Rate = 20e3
     unaligned_share: Work = 0.0
+    column_rate: Rate = 16e3
     few_rate: Rate = 20e3
     staged_rate: Work = 0.0
     packet_bytes: Bytes = 2 << 10

@@ -21,6 +21,7 @@ from ark.ops import attention_gradient as attention_gradient
 from ark.ops import decoder as decoder
 from ark.ops import fusion as fusion
 from ark.ops import parts as parts
+from ark.ops import row_fusion as row_fusion
 from ark.ops import sequences as sequences
 from ark.ops import views
 from ark.ops.activations import exp, gelu, relu, rsqrt, sigmoid, silu, sqrt

@@ -106,8 +106,8 @@ class BoxWriter:
 
     def declare(self) -> str:
         """C++ declarations of the pointers to all operands."""
-        numbers = range(len(self.sig.operands))
-        return "".join(text.operand(self.sig, i, f"p{i}", const=i < self.out) for i in numbers)
+        sig, out = self.sig, self.out
+        return "".join(text.operand(sig, i, f"p{i}", i < out) for i in range(len(sig.operands)))
 
     def _at(self, index: int) -> str:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
@@ -187,9 +187,7 @@ class BoxWriter:
         return value if index or not self.guard[0] else self._or_fill(self.guard[0], value)
 
     def _or_fill(self, condition: str, value: str) -> str:
-        """The text of an expression: `value`, which is an element of operand 0, if the condition
-        holds, otherwise the value that the guard specifies.
-        """
+        """The text of `value`, an element of operand 0, or of the guard's value in place of it."""
         kind = text.loaded(self.sig, 0)
         return (
             f"({condition} ? static_cast<{kind}>({value}) : static_cast<{kind}>({self.guard[1]}))"
@@ -197,7 +195,6 @@ class BoxWriter:
 
     def _compute(self, values: Sequence[str], to: str, at: str, step: str = "") -> str:
         """Statements that compute one element from the texts of its inputs and store it at to[at].
-
         step: text that is added to the last index.
         """
         leaves = [(value, text.loaded(self.sig, i)) for i, value in enumerate(values)]
@@ -268,9 +265,7 @@ class BoxWriter:
     ) -> tuple[str, str, str]:
         """The source texts for a round, in which a thread processes several packs (vectors):
         declarations of the loaded operands, statements that load them, and statements that compute
-        and store the results.
-
-        place: the text of the round. held: the text before the names of the loaded operands.
+        and store the results. place: the text of the round. held: the text before the names of the loaded operands.
         """
         pack, rounds = packs.size, self.rounds(packs, machine)
         declare, fetch, unpack, values = "", "", "", []
@@ -321,7 +316,7 @@ class BoxWriter:
         return declare, load, f"{each}{unpack}{store}    }});\n"
 
     def _store(self, values: Sequence[str], pack: int) -> str:
-        """Statements that compute and store one pack. values: texts of the inputs' elements."""
+        """Statements that compute and store one pack from its inputs' values."""
         ctype = self.sig.operands[self.out].ctype
         compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
         to = f"p{self.out} + {self._at(self.out)}"
@@ -339,11 +334,9 @@ class BoxWriter:
         return store
 
     def several(self, packs: Packs, machine: Machine) -> bool:
-        """True if a thread loads its next round of packs (vectors) while it computes the current
-        one. In the variant `block` this is done if one round has less than half of the bytes that a
-        thread should have in flight: a larger round keeps memory busy alone. A block of the variant
-        `matrix` has half as many threads, with more registers, so two full rounds pay off if there
-        are several inputs. Not all machines have registers for it (Capability.ROUNDS_AHEAD).
+        """True if a thread loads its next round of packs while it computes the current one: in the
+        variant `block` if a round has less than half of the bytes that a thread should have in
+        flight, in `matrix`, whose threads have more registers, if there are several inputs.
         """
         able = machine.variant.name in ("block", "matrix") and machine.has(Capability.ROUNDS_AHEAD)
         if self.places or self.keeps or not self.out or not able:

@@ -295,6 +295,7 @@ class Writer:
         self._literal = literal
         self._indices = indices
         self.statements: list[str] = []
+        self.known: dict[tuple[str, str], str] = {}  # names by C type and value
 
     def write(self, tree: Tree, rounded: bool = False) -> tuple[str, str]:
         """The C++ text and the C type of the tree's value. The statements that must come before the
@@ -355,12 +356,13 @@ class Writer:
         return text if re.fullmatch(r"x\d+", text) else self.let(ctype, text)
 
     def let(self, ctype: str, text: str) -> str:
-        """Adds a C++ statement that declares a local constant with the value `text`; returns the
-        constant's name.
+        """Adds a C++ statement that declares a local constant with the value `text`, unless there
+        is one; returns the constant's name.
         """
-        name = f"x{len(self.statements)}"
-        self.statements.append(f"const {ctype} {name} = {text};")
-        return name
+        if (ctype, text) not in self.known:
+            self.known[ctype, text] = name = f"x{len(self.statements)}"
+            self.statements.append(f"const {ctype} {name} = {text};")
+        return self.known[ctype, text]
 
 
 _WORDS = {by_name(name).storage: value_type(name) for name in INTEGERS}

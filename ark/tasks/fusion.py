@@ -248,6 +248,7 @@ class _Body:
         followed by the given lines.
         """
         start, self.begun = getattr(self, "begun", 0), len(self.writer.statements)
+        self.writer.known.clear()  # the next function does not see these constants
         return "".join(f"        {s}\n" for s in (*self.writer.statements[start:], *lines))
 
     def _pass_on(self) -> None:

@@ -374,9 +374,8 @@ class Reduce(TaskKind):
         # alone: each thread reduces columns by itself. Otherwise a block needs two barriers for
         # each group of columns.
         alone = machine.cooperative and blocks * LOADS_PER_BARRIER_PAIR > rounds * count
-        # A tile of few columns has one round of few loads, so a thread has more of them in flight.
-        few = tile[3] < BLOCK_COLUMNS and len(_deep(sig)) == 1
-        in_flight = self._in_flight(sig, pack, BYTES_IN_FLIGHT * (2 if few else 1))
+        many = machine.variant.name == "matrix" and len(_deep(sig)) == 1  # registers for more loads
+        in_flight = self._in_flight(sig, pack, BYTES_IN_FLIGHT * (2 if many else 1))
         constants = (
             *self._forms(sig),
             count,

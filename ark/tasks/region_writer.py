@@ -5,12 +5,15 @@ values that results share are computed once. Called by the task kind `fusion`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
 from ark.tasks.box_text import Packs
 from ark.tasks.box_writer import BoxWriter
+
+MIN_PACKED_ELEMENTS = 2048  # elements of a tile that are computed by packs
 
 
 class RegionWriter(BoxWriter):
@@ -31,6 +34,10 @@ class RegionWriter(BoxWriter):
 
     def _first_output(self) -> int:
         return len(self.sig.operands) - len(self.stores)
+
+    def packs(self) -> Packs:
+        """In small tiles, all threads have work only if each computes single elements."""
+        return super().packs() if math.prod(self.tile) >= MIN_PACKED_ELEMENTS else Packs()
 
     def choices(self) -> list[Packs]:
         """Packs of aligned operands only: code for other addresses would take registers that two

@@ -62,7 +62,7 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
         if whole is not None:
             _lower_swept(lowering, node, whole, across)
             return
-    narrow = 0 if cut or squares else _narrow(outer, count, inner, source, lowering.machine)
+    narrow = 0 if cut or squares else _narrow(node, outer, inner, lowering.machine)
     if narrow:
         _emit_reduce(lowering, function, axis, count, node.inputs, out, term, columns=narrow)
         return
@@ -170,22 +170,24 @@ def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
 
 
-def _narrow(outer: int, count: int, inner: int, source: IrTensor, machine: Machine) -> int:
+def _narrow(node: Node, outer: int, inner: int, machine: Machine) -> int:
     """The columns of a task if each task reduces a few whole columns; 0 if columns are divided into
     parts, or if tasks of REDUCE_COLUMNS columns keep the processors busy.
 
-    Few columns take as long as the parts of more columns, a second task and the synchronisation
-    before it.
+    A few columns may take as long as the parts of more columns, a second task and the
+    synchronisation before it.
     """
-    splits, costs = _splits(outer, count, inner, machine), machine.costs
+    source, costs = node.inputs[0], machine.costs
+    count = source.shape[node.read(ReduceAttributes).axis]
+    splits = _splits(outer, count, inner, machine)
     if splits == 1 or inner == 1 or not machine.cooperative:
         return 0
     columns = SECTOR_BYTES // source.dtype.itemsize
     while columns < REDUCE_COLUMNS and outer * -(-inner // columns) > machine.processors:
         columns *= 2
-    saved = (costs.task_us + costs.signal_us) * costs.processor_rate / source.dtype.itemsize
-    parts = count // splits * REDUCE_COLUMNS
-    return columns if count * columns <= parts + saved else 0
+    each = sum(t.dtype.itemsize for t in node.inputs if t.shape == source.shape)
+    more = (count * columns - count // splits * REDUCE_COLUMNS) * each
+    return columns if more <= (costs.task_us + costs.signal_us) * costs.column_rate else 0
 
 
 def _emit_reduce(

@@ -98,15 +98,23 @@ def fuse_chains(graph: Graph, context: Context) -> Graph:
     fused with each other, the result has a single reader and can itself be fused. So rounds of
     fusing are repeated until nothing changes.
     """
-    kept = context.kept
+    return joined_chains(graph, context.kept)
+
+
+def joined_chains(
+    graph: Graph, kept: frozenset[int], fits: Callable[[Node], bool] = lambda _: True
+) -> Graph:
+    """The graph with chains of elementwise ops joined, as long as `fits` accepts the joined op.
+    kept: ids of buffers that are read from outside of the graph.
+    """
     while True:
-        joined = _joined_once(graph, kept)
+        joined = _joined_once(graph, kept, fits)
         if len(joined.nodes) == len(graph.nodes):
             return joined
         graph = joined
 
 
-def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
+def _joined_once(graph: Graph, kept: frozenset[int], fits: Callable[[Node], bool]) -> Graph:
     """The graph after one round of fusing: each elementwise op whose result only one elementwise op
     reads is fused into its reader.
     """
@@ -124,7 +132,7 @@ def _joined_once(graph: Graph, kept: frozenset[int]) -> Graph:
                 before = maker[1]
                 stale = written.behind(maker[0], before.inputs)
                 joined = None if stale else _join_seen(before, node, tensor)
-                if joined is not None:
+                if joined is not None and fits(joined):
                     nodes[maker[0]] = None
                     node = joined
             out = node.outputs[0]

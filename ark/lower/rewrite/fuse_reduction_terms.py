@@ -1,6 +1,7 @@
 """Fuses an elementwise op into the reduction that reads its result. The reduction then computes the
 terms that it adds, such as squares, products or differences from a mean, as it reads the op's
-inputs. Intermediate values are fp32, as in fused chains.
+inputs. Intermediate values are fp32, as in fused chains. If only a cast reads a reduction's result,
+the reduction stores it in the type of the cast.
 
 Listed in ark.lower.passes after the pass that fuses chains of elementwise ops.
 """
@@ -14,14 +15,14 @@ from msgspec import structs
 
 from ark.errors import PlanError
 from ark.ir.attributes import ReduceAttributes
-from ark.ir.dtype import FLOATS, INTEGERS
+from ark.ir.dtype import FLOATS, INTEGERS, fp32
 from ark.ir.fold import MAX_FOLDED_DIMS
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
-from ark.lower.rewrite.views import same_elements, seen_in
+from ark.lower.rewrite.views import in_shape, same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.reduce import MAX_FULL_TERM_INPUTS
 
@@ -35,6 +36,7 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
     kept = context.kept
     private = read_once(graph, kept, repeated_inputs=True)
     makers: dict[int, tuple[int, Node]] = {}  # by buffer: index and node
+    sums: dict[int, tuple[int, Node]] = {}  # the same for reductions
     written = WritesSoFar()
     nodes: list[Node | None] = []
     for place, node in enumerate(graph.nodes):
@@ -45,9 +47,36 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
             joined = None if written.behind(at, before.inputs) else _joined(before, node)
             if joined is not None:
                 nodes[at], node = None, joined
+        if node.inputs and node.inputs[0].buffer.id in sums:
+            at, before = sums[node.inputs[0].buffer.id]
+            cast = None if written.behind(at, before.inputs) else _cast(before, node)
+            if cast is not None:
+                nodes[at], node = None, cast
+        if node.type in REDUCTIONS and private(node.outputs[0]):
+            sums[node.outputs[0].buffer.id] = place, node
         written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
+
+
+def _cast(before: Node, node: Node) -> Node | None:
+    """The reduction `before` with the result of the node, if that casts the reduction's result to
+    another floating-point type; otherwise None.
+    """
+    total, out = before.outputs[0], node.outputs[0]
+    if (
+        not is_elementwise(node)
+        or expression_of(node) != ["cast", out.dtype.name, expression.leaf(0)]
+        or total.dtype != fp32
+        or out.dtype not in FLOATS
+        or before.placement != node.placement
+        or before.hints
+        or node.hints
+        or not same_elements(node.inputs[0], total)
+    ):
+        return None
+    result = in_shape(out, total.shape, named=True)
+    return None if result is None else dataclasses.replace(before, outputs=(result,))
 
 
 def _joined(before: Node, node: Node) -> Node | None:

@@ -192,8 +192,8 @@ def _updates(node: Node) -> bool:
     """
     return (
         not node.virtual
-        and node.outputs[0].elements > MAX_SMALL_ELEMENTS
         and _computes_float(node)
+        and node.outputs[0].elements > MAX_SMALL_ELEMENTS
         and node.outputs[0].buffer.arena != "activation"
         and all(t.shape == node.outputs[0].shape or t.elements == 1 for t in node.inputs)
     )

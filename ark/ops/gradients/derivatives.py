@@ -13,6 +13,7 @@ import math
 from ark.ir.dtype import INTEGERS
 from ark.tasks.expression import Tree, leaf, number, substitute
 from ark.tasks.functions import FUNCTIONS
+from ark.tasks.gelu import CUBIC_COEFFICIENT, gelu_of
 
 A, B = leaf(0), leaf(1)
 ZERO, ONE = number(0.0), number(1.0)
@@ -56,19 +57,23 @@ def _share(chosen: str) -> tuple[Tree, Tree]:
 
 _SIGMOID = ["sigmoid", A]
 _SILU = ["mul", _SIGMOID, ["add", ONE, ["mul", A, ["sub", ONE, _SIGMOID]]]]
-_ROOT = math.sqrt(2.0 / math.pi)
-_INNER = ["mul", number(_ROOT), ["add", A, ["mul", number(0.044715), ["mul", A, _square(A)]]]]
-_TANH = ["tanh", _INNER]
+# GELU with tanh is A sigmoid(u), where u = A (_GELU_FIRST + _GELU_THIRD A^2).
+_GELU_FIRST = 2.0 * math.sqrt(2.0 / math.pi)
+_GELU_THIRD = _GELU_FIRST * CUBIC_COEFFICIENT
+_GATE: Tree = [
+    "sigmoid",
+    ["mul", A, ["add", number(_GELU_FIRST), ["mul", number(_GELU_THIRD), _square(A)]]],
+]
 _GELU = [
-    "add",
-    ["mul", number(0.5), ["add", ONE, _TANH]],
+    "mul",
+    _GATE,
     [
-        "mul",
-        ["mul", number(0.5), A],
+        "add",
+        ONE,
         [
             "mul",
-            ["sub", ONE, _square(_TANH)],
-            ["mul", number(_ROOT), ["add", ONE, ["mul", number(3 * 0.044715), _square(A)]]],
+            ["mul", A, ["sub", ONE, _GATE]],
+            ["add", number(_GELU_FIRST), ["mul", number(3 * _GELU_THIRD), _square(A)]],
         ],
     ],
 ]
@@ -188,6 +193,10 @@ def derivative(tree: Tree, operand: int) -> Tree:
     """The derivative of a tree with respect to an operand, which must be floating point."""
     if tree[0] == "input":
         return ONE if tree[1] == operand else ZERO
+    gelu = gelu_of(tree)
+    if gelu is not None and gelu.function == "ark_gelu":
+        inner = derivative(gelu.argument, operand)
+        return _through(substitute(_GELU, [gelu.argument]), inner)
     total: Tree = ZERO
     for place, slope in partials(tree):
         if reads(tree[place], operand):

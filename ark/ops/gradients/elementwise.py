@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ark.errors import ModelError
 from ark.frontend.tensor import Tensor
-from ark.ir.dtype import DataType, bool_, fp32, int32, int64
+from ark.ir.dtype import FLOATS, DataType, bool_, fp32, int32, int64
+from ark.ir.graph import Node
 from ark.lower.rewrite.fuse_chains import expression_of
 from ark.ops.base import result
 from ark.ops.elementwise import add, cast
@@ -45,6 +46,33 @@ def computed(
     packed = substitute(tree, [places.get(i, leaf(0)) for i in range(len(operands))])
     attrs = {"expr": packed, "shape": tuple(shape)}
     return result("elementwise", [operands[i] for i in read], shape, dtype, attrs=attrs)
+
+
+def has_simple_gradients(node: Node) -> bool:
+    """True if one op computes the gradient of each input of an elementwise node, and a condition
+    in it selects the whole gradient: a product with 0 would be NaN where other factors are
+    infinite.
+    """
+    tree, count = expression_of(node), len(node.inputs)
+    slopes = [derivative(tree, i) for i, t in enumerate(node.inputs) if t.dtype in FLOATS]
+    chosen = [part for slope in slopes for part in (slope[2:] if slope[0] == "where" else [slope])]
+    short = all(size(_selected(leaf(count), slope)) <= MAX_NODES for slope in slopes)
+    return short and not any(map(_has_condition, chosen))
+
+
+def _has_condition(tree: Tree) -> bool:
+    return tree[0] == "where" or any(
+        _has_condition(part) for part in tree[1:] if isinstance(part, list | tuple)
+    )
+
+
+def _selected(given: Tree, slope: Tree) -> Tree:
+    """The tree for given * slope. If the slope is 0 depending on a condition, the product is not
+    computed there.
+    """
+    if slope[0] != "where" or ZERO not in slope[2:]:
+        return mul(given, slope)
+    return ["where", slope[1], *(mul(given, part) for part in slope[2:])]
 
 
 @rule("elementwise")
@@ -86,9 +114,7 @@ def _weighted(call: Call, slope: Tree, given: Tensor, dtype: DataType) -> Tensor
     if slope == ONE:
         return given
     count = len(call.node.inputs)
-    full = mul(leaf(count), slope)
-    if slope[0] == "where" and slope[2:] == [ONE, ZERO]:
-        full = ["where", slope[1], leaf(count), ZERO]
+    full = _selected(leaf(count), slope)
     if size(full) > MAX_NODES:
         return None
     operands = [call.input(i) if reads(full, i) else given for i in range(count)]

@@ -16,6 +16,7 @@ from typing import Any
 from ark.errors import InvalidUsageError
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir.dtype import fp32
+from ark.lower.rewrite.fuse_regions import MAX_SMALL_ELEMENTS
 from ark.ops.activations import exp, rsqrt, sqrt
 from ark.ops.elementwise import add, cast, copy, div, mul, sub
 from ark.ops.gradients.products import wide
@@ -79,9 +80,12 @@ class Optimizer:
                 "each, or call Module.backward first"
             )
         self._begin()
-        for place, (parameter, gradient) in enumerate(zip(self.parameters, present, strict=True)):
-            target = as_tensor(parameter)
-            updated = self._updated(place, wide(target), wide(gradient))
+        # Small parameters of one size are updated one after the other, so that they are one op.
+        sizes = [as_tensor(p).ir.elements for p in self.parameters]
+        small = {place: n for place, n in enumerate(sizes) if n <= MAX_SMALL_ELEMENTS}
+        for place in sorted(range(len(sizes)), key=lambda place: small.get(place, 0)):
+            target = as_tensor(self.parameters[place])
+            updated = self._updated(place, wide(target), wide(present[place]))
             if target.ir.dtype == fp32:
                 copy(updated, target, "update")
             else:

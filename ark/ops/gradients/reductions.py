@@ -109,13 +109,13 @@ def _log_softmax(call: Call) -> Gradients:
 
 @rule("layernorm")
 def _layernorm(call: Call) -> Gradients:
-    source, result, given = (wide(t) for t in (call.input(0), call.output(), call.gradient()))
+    """The gradient of a layer norm, computed from the input alone: its result need not be read."""
+    source, given = wide(call.input(0)), wide(call.gradient())
     centred = sub(source, reduce_mean(source, -1))
-    scale = rsqrt(
-        add(reduce_mean(mul(centred, centred), -1), NormAttributes.from_node(call.attrs).eps)
-    )
-    along = mul(result, reduce_mean(mul(given, result), -1))
-    back = mul(scale, sub(sub(given, reduce_mean(given, -1)), along))
+    variance = reduce_mean(mul(centred, centred), -1)
+    scale = rsqrt(add(variance, NormAttributes.from_node(call.attrs).eps))
+    share = mul(reduce_mean(mul(given, centred), -1), mul(scale, scale))
+    back = mul(scale, sub(sub(given, reduce_mean(given, -1)), mul(centred, share)))
     return [call.fitted(back, 0)]
 
 

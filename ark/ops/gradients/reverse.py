@@ -16,7 +16,9 @@ from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir import values as ir
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Node
+from ark.lower.rewrite.fuse_chains import joined_chains
 from ark.ops.elementwise import cast, ones, zeros
+from ark.ops.gradients.elementwise import has_simple_gradients
 from ark.ops.gradients.regions import Regions
 from ark.ops.gradients.table import Call, is_constant, rule_of
 
@@ -82,7 +84,8 @@ def grad(
     starts = [_start(end, g) for end, g in zip(ends, given, strict=True)]
     for tensor in wanted:
         _floating("the input", tensor)
-    computed = _Reverse(Model.get_model(), [t.ir for t in wanted]).run(ends, starts)
+    reverse = _Reverse(Model.get_model(), [t.ir for t in wanted], [e.ir for e in ends])
+    computed = reverse.run(ends, starts)
     gradients = [
         g if g is not None or allow_unused else zeros(t.ir.shape, t.ir.dtype)
         for g, t in zip(computed, wanted, strict=True)
@@ -128,17 +131,40 @@ class _Reverse:
     nodes that existed before the call.
     """
 
-    def __init__(self, model: Model, wanted: Sequence[ir.Tensor]) -> None:
+    def __init__(
+        self, model: Model, wanted: Sequence[ir.Tensor], ends: Sequence[ir.Tensor]
+    ) -> None:
         self.model = model
         self.graph = model.graph
-        self.nodes = [n for n in self.graph.nodes if n.phase == self.graph.phase]
         self.wanted = wanted
+        self.nodes = self._chains(ends)
         self.regions = Regions()
         self.writers: dict[int, list[tuple[int, ir.Tensor]]] = {}
         for place, node in enumerate(self.nodes):
             for out in node.outputs:
                 self.writers.setdefault(out.buffer.id, []).append((place, out))
         self.births = [self._birth(t) for t in wanted]
+
+    def _chains(self, ends: Sequence[ir.Tensor]) -> list[Node]:
+        """The forward nodes, with chains of elementwise nodes joined: the gradient of a chain is
+        computed from its inputs, so that its intermediate results are not stored. A node is not
+        joined if a later one overwrites its inputs, or if it broadcasts them: the gradient of what
+        is broadcast is the sum of the other input's gradient.
+        """
+        phase = [n for n in self.graph.nodes if n.phase == self.graph.phase]
+        named = {t.buffer.id for t in (*self.wanted, *ends)}
+        ids = self.graph.detached
+        named |= {t.buffer.id for n in phase for t in (*n.inputs, *n.outputs) if t.id in ids}
+        last = {t.buffer.id: place for place, n in enumerate(phase) for t in n.outputs}
+        places = {t.id: (place, t) for place, n in enumerate(phase) for t in n.outputs}
+
+        def fits(node: Node) -> bool:
+            here, out = places[node.outputs[0].id]
+            kept = all(last.get(t.buffer.id, -1) < here for t in node.inputs)
+            kept = kept and all(t.shape == out.shape for t in node.inputs if t.dtype in FLOATS)
+            return kept and node.outputs[0] == out and has_simple_gradients(node)
+
+        return list(joined_chains(self.graph.with_nodes(phase), frozenset(named), fits).nodes)
 
     def _birth(self, tensor: ir.Tensor) -> int:
         """The index of the last node that wrote the tensor's memory before the tensor was created.

@@ -352,6 +352,7 @@ WHOLE: dict[str, str] = {
     "grouped_convolution": COMPILED,
     "fusion": COMPILED,
     "linear": COMPILED,
+    "row_fusion": COMPILED,
     "row_values": COMPILED,
     "swiglu_pairs": COMPILED,
 }

@@ -98,6 +98,7 @@ BOX_TILES = BoxTiles(
 # 1000x333x777 in fp32 (28.5 us, 17.6 by the time of its aligned part; 2026-11-30). apart_rate from
 # tasks of a training step of ResNet-18 in fp32: copies in which windows of 3x3 come last (14,112
 # elements in 18.2 us) and sums of rows of 9 elements (225,792 in 169 us).
+# column_rate from sums of a BERT's bias gradients (256 rows of 64 columns in bf16: 2.8 us).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,
@@ -116,6 +117,7 @@ HOPPER = Costs(
     scalar_rate=450e3,
     exact_rate=320e3,
     unaligned_share=0.6,
+    column_rate=16e3,
     few_rate=83e3,
     staged_rate=140e3,
     packet_bytes=512 << 10,

@@ -228,6 +228,22 @@ def _regions(d: Draw, dtype: DataType) -> None:
     ark.mul(end, few, output=d.one((few, ark.tensor(few.shape()))))
 
 
+def _row_sums(d: Draw, dtype: DataType) -> None:
+    """Adds sums over rows, with ops on the rows' elements before, between and after them. Results
+    may be written in place, and a sum may be kept.
+    """
+    if dtype is int32:
+        return
+    x = d.tensor([d.int(2, 9), d.int(64, 80)], dtype)
+    other = d.tensor([d.one((1, x.shape()[0])), d.one((1, x.shape()[1]))], dtype)
+    centred = ark.sub(ark.add(x, other), ark.reduce_mean(x, -1))
+    total = ark.reduce_sum(ark.mul(centred, centred), -1)
+    if d.int(0, 1):
+        ark.copy(total, output=ark.tensor(total.shape(), total.dtype()))
+    result = ark.mul(centred, ark.rsqrt(ark.add(total, 1.0)))
+    ark.copy(result, output=d.one((x, ark.tensor(x.shape(), dtype))))
+
+
 def _windows(d: Draw, dtype: DataType) -> None:
     if dtype is int32:
         return
@@ -282,6 +298,7 @@ FAMILIES: tuple[Family, ...] = (
     _windows,
     _quantised,
     _regions,
+    _row_sums,
     _custom,
 )
 TIMES = 4 if SLOW else 2  # calls of each family with each type

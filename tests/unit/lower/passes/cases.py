@@ -301,6 +301,12 @@ def _adam() -> None:
     ark.optim.AdamW([weight]).step([ark.sigmoid(ark.tensor([256, 64], bf16))])
 
 
+def _norm_gradient() -> None:
+    x, given = ark.tensor([256, 768], bf16), ark.tensor([256, 768], bf16)
+    back = ark.grad(ark.layernorm(x), x, given)
+    ark.add(back, given, output=ark.tensor([256, 768], bf16))
+
+
 CASES = (
     Case("pad_rows", _scores),
     Case("fuse_log_softmax", _loss),
@@ -332,6 +338,7 @@ CASES = (
     Case("unpack_rows", lambda: _quantised(80)),
     Case("fuse_regions", _read_twice),
     Case("fuse_chains", _chain),
+    Case("fuse_rows", _norm_gradient),
     Case("fuse_updates", _adam),
     Case("fuse_experts", _experts),
     Case("narrow_inputs", _rounded),

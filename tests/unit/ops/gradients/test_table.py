@@ -43,6 +43,7 @@ NO_RULE = {
     "recv",
     "reduce_logsumexp",
     "rope_kv",
+    "row_fusion",
     "row_values",
     "rounded_rmsnorm",
     "send",
