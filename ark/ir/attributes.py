@@ -337,7 +337,7 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """Top-k. least: True for the smallest. softmax: True to store the softmax of the chosen ones."""
+    """Top-k. least: True for the smallest. softmax: True to store the softmax of the chosen."""
 
     k: int
     least: bool = False

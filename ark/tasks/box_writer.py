@@ -113,9 +113,8 @@ class BoxWriter:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
 
     def choices(self) -> list[Packs]:
-        """The ways in which packs can be accessed, the fastest first. Each way requires that the
-        operands in `Packs.whole` are aligned, which the device function checks unless it is known
-        in advance.
+        """The ways in which packs can be accessed, the fastest first. Each requires that the
+        operands in `Packs.whole` are aligned, which the device function checks unless it is known.
         """
         packs, operands = self.packs(), self.sig.operands
         if packs.size == 1:
@@ -239,9 +238,7 @@ class BoxWriter:
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
-        """True if neighbouring elements of the result are computed from elements of operand 0 that
-        are not neighbours in memory.
-        """
+        """True if neighbours of the result are computed from elements of operand 0 that are not."""
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:
@@ -265,7 +262,8 @@ class BoxWriter:
     ) -> tuple[str, str, str]:
         """The source texts for a round, in which a thread processes several packs (vectors):
         declarations of the loaded operands, statements that load them, and statements that compute
-        and store the results. place: the text of the round. held: the text before the names of the loaded operands.
+        and store the results. place: the text of the round.
+        held: the text before the names of the loaded operands.
         """
         pack, rounds = packs.size, self.rounds(packs, machine)
         declare, fetch, unpack, values = "", "", "", []

@@ -148,8 +148,9 @@ class _Reverse:
     def _chains(self, ends: Sequence[ir.Tensor]) -> list[Node]:
         """The forward nodes, with chains of elementwise nodes joined: the gradient of a chain is
         computed from its inputs, so that its intermediate results are not stored. A node is not
-        joined if a later one overwrites its inputs, or if it broadcasts them: the gradient of what
-        is broadcast is the sum of the other input's gradient.
+        joined if a later one overwrites its inputs, if it broadcasts them, because the gradient of
+        what is broadcast is the sum of the other input's gradient, or if it reads conditions,
+        because passes recognise masked scores and their gradients.
         """
         phase = [n for n in self.graph.nodes if n.phase == self.graph.phase]
         named = {t.buffer.id for t in (*self.wanted, *ends)}
@@ -161,7 +162,7 @@ class _Reverse:
         def fits(node: Node) -> bool:
             here, out = places[node.outputs[0].id]
             kept = all(last.get(t.buffer.id, -1) < here for t in node.inputs)
-            kept = kept and all(t.shape == out.shape for t in node.inputs if t.dtype in FLOATS)
+            kept = kept and all(t.shape == out.shape and t.dtype in FLOATS for t in node.inputs)
             return kept and node.outputs[0] == out and has_simple_gradients(node)
 
         return list(joined_chains(self.graph.with_nodes(phase), frozenset(named), fits).nodes)
