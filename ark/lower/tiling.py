@@ -288,7 +288,7 @@ def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int,
     weight = node.inputs[1]
     n = weight.shape[0]
     rows, splits = stage_tile(node, machine)
-    shares = dealt(node.outputs[0].shape[0], n, row_bytes(weight), machine)
+    shares = dealt(node.outputs[0].shape[0], weight, machine)
     parts = split(-(-n // rows), shares)
     return rows, splits, [(a * rows, min(b * rows, n)) for a, b in parts]
 

@@ -28,26 +28,27 @@ MATRIX_ROWS = (16, 8, 4, 2)  # weight rows in a stage for matrix units, with sev
 MAX_PROCESSORS_PER_TASK = 3  # at least one in this many processors gets a task of a layer
 
 
-def dealt(rows: int, weights: int, row_bytes: int, machine: Machine) -> int:
-    """The number of processors that share a linear layer. rows: input rows. weights: rows of the
-    weight.
+def dealt(rows: int, weight: OperandType | Tensor, machine: Machine) -> int:
+    """The number of processors that share a linear layer. rows: input rows.
 
     Usually all processors share the layer. With the capability ASKS_AHEAD, waiting blocks prefetch
-    the weights of their next tasks. A layer of one input row is then given only as many processors
-    as can have all of its weights in flight before the input arrives. The other processors can
-    prefetch for the next layer. At least one of every MAX_PROCESSORS_PER_TASK processors takes
-    part.
+    the weights of their next tasks. A layer of one input row, or of at most MAX_UNIT_INPUT_ROWS on
+    matrix units, is then given only as many processors as can have all of its weights in flight
+    before the input arrives. The other processors can prefetch for the next layer. At least one of
+    every MAX_PROCESSORS_PER_TASK processors takes part.
 
     A layer with fewer rows of weights than processors, such as a router of experts, is given half
     as many processors as it has rows. So it can run on processors that had no task of the preceding
     layer.
     """
-    asks = rows == 1 and machine.has(Capability.ASKS_AHEAD)
-    if asks and weights < machine.processors:
-        return max(1, weights // 2)
-    asks = asks and row_bytes % (4 * machine.threads) == 0
+    few_rows = rows == 1 or (rows <= MAX_UNIT_INPUT_ROWS and on_units(rows, weight, machine))
+    asks = few_rows and machine.has(Capability.ASKS_AHEAD)
+    count, nbytes = weight.shape[0], row_nbytes(weight)
+    if asks and count < machine.processors:
+        return max(1, count // 2)
+    asks = asks and nbytes % (4 * machine.threads) == 0
     under_way = machine.in_flight * machine.stage_bytes
-    few = -(-weights * row_bytes // under_way) if asks else machine.processors
+    few = -(-count * nbytes // under_way) if asks else machine.processors
     return min(max(few, machine.processors // MAX_PROCESSORS_PER_TASK), machine.processors)
 
 
@@ -177,8 +178,10 @@ def multiplied(weight: OperandType) -> str:
     return value_type(by_name(weight.dtype)).name
 
 
-def row_nbytes(weight: OperandType) -> int:
+def row_nbytes(weight: OperandType | Tensor) -> int:
     """Bytes of a row of weights."""
+    if isinstance(weight, Tensor):
+        return weight.dtype.nbytes(weight.shape[1])
     return weight.shape[1] // weight.per_item * weight.itemsize
 
 

@@ -3,6 +3,10 @@
 
 extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS))) void
 ark_loop(ArkParams) {
+  if (ark_tid() == 0) {
+    ark_waited = 0u;
+    ark_prefetched = {};
+  }
   const auto* params = static_cast<const ArkParams*>(ark_kernel_params());
   ark_run(params, __builtin_amdgcn_workgroup_id_x(), ark_lds);
 }

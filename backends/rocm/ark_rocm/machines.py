@@ -18,8 +18,8 @@ from ark.machine.costs import Costs, UnitCosts
 from ark.machine.tiles import UnitTiles
 from ark.machine.variant import block
 
-VOTE_BYTES = 256  # shared memory that the prelude reserves for votes, rounded up
-RESERVED = VOTE_BYTES + LOOP_BYTES  # plus the loop's shared memory
+STATIC_BYTES = 256  # shared memory for votes and prefetches (prelude.h), rounded up
+RESERVED = STATIC_BYTES + LOOP_BYTES  # plus the loop's shared memory
 CAPABILITIES = (
     Capability.PACKETS,
     Capability.PACKET_GATE,

@@ -132,6 +132,16 @@ ARK_DEVICE bool ark_warp_all(bool v) { return ark_ballot(!v) == 0u; }
 
 ARK_SHARED ark_u32 ark_votes[ARK_WARPS];
 
+// The state of prefetches during waits (tasks/prefetch.h). The first word is 1 + the index of the
+// task whose wait ended last. The others are the task whose weights were prefetched last, and the
+// number of their lines that were; only the prefetching wave uses them.
+ARK_SHARED ark_u32 ark_waited;
+struct ArkPrefetched {
+  ark_u32 task;
+  int lines;
+};
+ARK_SHARED ArkPrefetched ark_prefetched;
+
 // Votes of the block. Both return true if the condition is true in all threads. ark_all first waits
 // for all accesses that the wave has in flight, so that a later release covers the block's stores.
 // ark_agree does not wait for loads in flight.

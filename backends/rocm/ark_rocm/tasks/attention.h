@@ -69,9 +69,11 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     key[a] = fetch(keys, mine + a * STRIDE);
     value[a] = fetch(values, mine + a * STRIDE);
   }
-  if (!ark_enter(c)) return false;
+  ark_u32 word = 0u;
+  if (!ark_enter_prefetching(c, -1, word)) return false;
   float* given = parts + TEAMS * HALVES * G * WIDE;  // queries, then the newest key and value
   constexpr int QUERIES = G * D, GIVEN = QUERIES + (F::given ? 2 * D : 0);
+  if (GIVEN <= ARK_PREFETCHER * ARK_LANES) ark_prefetch_for_packets(c, word);
   for (int i = ark_tid(); i < GIVEN; i += ARK_THREADS) {
     if (i < QUERIES) {
       given[i] = ark_load(c, query, 0, 0, row, heads * D + i) * (scale * ARK_LOG2_E);
@@ -82,6 +84,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       if (e >= 0) given[i] = ark_load(c, fresh, 0, 0, 0, column);
     }
   }
+  ark_packets_arrived(c);
   ark_sync();
   float q[OWN][N];
   ArkHeadState<N> state[OWN];
@@ -184,5 +187,6 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       }
     }
   }
+  ark_prefetch_done(word);
   return true;
 }

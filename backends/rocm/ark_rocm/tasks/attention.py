@@ -71,7 +71,7 @@ class OneRow(Body):
         )
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        names = ("attention_sums.h", "attention.h")
+        names = ("lines.h", "ask.h", "prefetch.h", "attention_sums.h", "attention.h")
         return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

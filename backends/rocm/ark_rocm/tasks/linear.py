@@ -41,8 +41,7 @@ def _rows(sig: Signature, machine: Machine) -> int:
     """The largest number of weight rows in a task."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages = -(-weight.shape[0] // rows)
-    row_bytes = weight.shape[1] * weight.itemsize
-    shares = dealt(sig.operands[2].shape[0], weight.shape[0], row_bytes, machine)
+    shares = dealt(sig.operands[2].shape[0], weight, machine)
     return -(-stages // shares) * rows
 
 

@@ -65,7 +65,7 @@ def _rows(sig: Signature, machine: Machine) -> int:
     """The largest number of weight rows in a task."""
     rows, count = sig.read(LinearParams).rows, sig.operands[1].shape[0]
     stages = -(-count // rows)
-    return -(-stages // dealt(1, count, row_type_of(sig).itemsize, machine)) * rows
+    return -(-stages // dealt(1, sig.operands[1], machine)) * rows
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:

@@ -27,16 +27,16 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 
 // The weights of a linear layer with bf16 weights. ROWS: the number of rows of weights in a
 // product, 8 or 16; a product has at most as many input rows. lane: the reading lane. STEPS: the
-// products of a chunk. MOST: the most blocks of rows and chunks whose loads are in flight. NEXT:
-// the number of 128-byte lines of the next task's weights that each lane prefetches. place(s): the
-// position in a chunk of a lane's first element of step s (one product). order(e): the index, among
-// the lane's eight elements of a step, of the element at position e of the operand. SCALES: the
-// number of groups of a chunk whose sums have a scale each. ZEROS: true if each group also has a
-// zero point, which is subtracted from all its elements.
+// products of a chunk. MOST: the most blocks of rows and chunks whose loads are in flight.
+// ROW_BYTES: the bytes of a row. NEXT: the number of 128-byte lines of the next task's weights that
+// each lane prefetches. place(s): the position in a chunk of a lane's first element of step s (one
+// product). order(e): the index, among the lane's eight elements of a step, of the element at
+// position e of the operand. SCALES: the number of groups of a chunk whose sums have a scale each.
+// ZEROS: true if each group also has a zero point, which is subtracted from all its elements.
 template <int K, int R>
 struct ArkSeveralDense {
   static constexpr int ROWS = R, STEPS = ark_chunk_steps(K, R), SCALES = 0, NEXT = 0;
-  static constexpr int MOST = (R == 8 ? 8 : 16) / STEPS;
+  static constexpr int MOST = (R == 8 ? 8 : 16) / STEPS, ROW_BYTES = 2 * K;
   static constexpr bool ZEROS = false;
   struct Piece {
     ark_u32x4 words[STEPS];
@@ -176,7 +176,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   constexpr int UNITS = TALL / WIDTH, OWN = (UNITS * M + ARK_THREADS - 1) / ARK_THREADS;
   float* slab = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by wave, column, row of weights
   float* red = slab + ARK_WARPS * 16 * PITCH;              // squares by wave, input row
-  const int lane = weights.lane, warp = ark_warp();
+  // The compiler computes what depends on ark_tid() anew for each call of it.
+  const int lane = weights.lane, warp = ark_warp(), tid = ark_tid();
   const int first = t.coord[0], rows = t.coord[1] - first;
   const int m = lane % ROWS < M ? lane % ROWS : M - 1;
   typename W::Piece ring[AHEAD][SLOTS];
@@ -186,7 +187,10 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
     for (int g = 0; g < SLOTS; ++g) ring[a][g] = weights.load(g * ROWS, warp + a * ARK_WARPS);
   }
   const ArkNextLines next = ark_next_lines(c, weights);
-  if (ENTERS && !ark_enter(c)) return false;
+  // The lines of the first blocks, if their loads are all in flight.
+  constexpr int LINES = AHEAD < CHUNKS ? 0 : SLOTS * ROWS * W::ROW_BYTES / 128;
+  ark_u32 word = 0u;
+  if (ENTERS && !ark_enter_prefetching(c, LINES, word)) return false;
   ark_u32 asked[W::NEXT + 1] = {};
 #pragma unroll 1
   for (int top = 0; top < rows; top += TALL) {
@@ -229,7 +233,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         if (W::NEXT > 0 && top == 0 && round == 0 && a == 0) {
 #pragma unroll
           for (int i = 0; i < W::NEXT; ++i) {
-            const int at = i * ARK_THREADS + ark_tid(), line = at < next.lines ? at : 0;
+            const int at = i * ARK_THREADS + tid, line = at < next.lines ? at : 0;
             asked[i] = *(const ark_global<ark_u32>*)(next.from + line * 128);
           }
         }
@@ -256,7 +260,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       }
     }
     float ahead[OWN][1][WIDTH] = {};
-    const auto place = [&](int o) { return ark_tid() + o * ARK_THREADS; };
+    const auto place = [&](int o) { return tid + o * ARK_THREADS; };
     const auto row_of = [&](int o) { return top + place(o) % UNITS * WIDTH; };
     const auto input_row = [&](int o) { return place(o) / UNITS; };
     const auto stored = [&](int o) { return input_row(o) < M && row_of(o) < rows; };
@@ -309,5 +313,6 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   }
 #pragma unroll
   for (int i = 0; i < W::NEXT; ++i) asm volatile("" ::"v"(asked[i]));
+  ark_prefetch_done(word);
   return true;
 }

@@ -33,7 +33,7 @@ def _blocks(sig: Signature, machine: Machine) -> int:
     """The largest number of blocks of rows of weights in a task."""
     rows, weight = sig.read(LinearParams).rows, sig.operands[1]
     stages, given = -(-weight.shape[0] // rows), sig.operands[2].shape[0]
-    shares = dealt(given, weight.shape[0], row_nbytes(weight), machine)
+    shares = dealt(given, weight, machine)
     return -(-(-(-stages // shares) * rows) // unit_rows(given))
 
 
@@ -68,7 +68,7 @@ class SeveralRows(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         several = ("linear_several_input.h", "linear_several.h")
-        names = ("linear.h", "lines.h", "ask.h", "linear_matrix.h", *several)
+        names = ("linear.h", "lines.h", "ask.h", "linear_matrix.h", "prefetch.h", *several)
         return read(*names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

@@ -1,0 +1,84 @@
+// Prefetches weights while a block waits, without delaying the wait (CDNA). One wave, which does
+// not poll, loads a dword of each cache line of the weights that the processor reads next. It does
+// so at a fixed rate, until the waves that poll tell it in shared memory that the wait is over. All
+// these loads write one register, which the task's body keeps until its end with ark_prefetch_done,
+// so that nothing waits for them earlier than for the loads behind them.
+
+constexpr int ARK_PREFETCHER = ARK_WARPS - 2;  // the wave; counters are polled by the last one
+
+#if defined(__GFX9__)
+constexpr int ARK_PREFETCHES = 48;      // loads in one wait, one line per lane: 384 KB
+constexpr int ARK_PREFETCH_PAUSES = 4;  // pauses between two loads
+
+// Tells the prefetching wave that task `running` need not wait any more.
+ARK_DEVICE void ark_wait_ends(ark_u32 running) {
+  __hip_atomic_store(&ark_waited, running + 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
+ARK_DEVICE bool ark_wait_ended(ark_u32 running) {
+  const ark_u32 last =
+      __hip_atomic_load(&ark_waited, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+  return __builtin_amdgcn_readfirstlane(last) == running + 1u;
+}
+
+// Prefetches until the wait of task `running` ends: this task's weights from line `done` on (none
+// if `done` is negative), then those of the next task. Records of later tasks are not in shared
+// memory. word: receives the loads.
+ARK_DEVICE void ark_prefetch(ArkCtx& c, const ArkLoop& loop, ark_u32 running, int done,
+                             ark_u32& word) {
+  int asked = 0;
+#pragma unroll 1
+  for (ark_u32 ahead = done < 0 ? 1u : 0u; ahead <= 1u; ++ahead) {
+    const ark_u32 task = running + ahead;
+    if (task >= c.task_end) return;
+    const ArkLines lines = ark_lines(c, loop.tasks[task % ARK_SLOTS]);
+    const int earlier = ark_prefetched.task == task ? ark_prefetched.lines : 0;
+    int first = ahead == 0u && done > earlier ? done : earlier;
+    first = __builtin_amdgcn_readfirstlane(first);
+#pragma unroll 1
+    for (; first < lines.count; first += ARK_LANES) {
+      const int line = first + ark_lane();
+      if (asked == ARK_PREFETCHES || ark_wait_ended(running)) return;
+      word = lines.load(line);
+      ++asked;
+      if (ark_lane() == 0) ark_prefetched = {task, first + ARK_LANES};
+#pragma unroll 1
+      for (int pause = 0; pause < ARK_PREFETCH_PAUSES; ++pause) {
+        if (ark_wait_ended(running)) return;
+        ark_pause(0u);
+      }
+    }
+  }
+}
+
+// Like ark_enter, with prefetches meanwhile. done, word: see ark_prefetch.
+ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int done, ark_u32& word) {
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
+  const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]);
+  const ArkTask& task = loop.tasks[running % ARK_SLOTS];
+  bool go = true;
+  if (task.wait_begin != task.wait_end) {
+    if (ark_warp() == ARK_PREFETCHER) ark_prefetch(c, loop, running, done, word);
+    go = ark_wait_task(ark_turned_team(), loop, running);
+    if (ark_turned_team().thread == 0u) ark_wait_ends(running);
+    go = ark_agree(go);
+  }
+  if (ARK_PARAMS(c)->trace && ark_tid() == 0) loop.begun = ark_time_ns();
+  return go;
+}
+
+// Called by waves that wait for packets, or have none to wait for, before the wait. Prefetches the
+// next task's weights until one wave has called ark_packets_arrived.
+ARK_DEVICE void ark_prefetch_for_packets(ArkCtx& c, ark_u32& word) {
+  if (ark_warp() != ARK_PREFETCHER) return;
+  const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
+  ark_prefetch(c, loop, ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP, -1, word);
+}
+ARK_DEVICE void ark_packets_arrived(ArkCtx& c) {
+  if (ark_tid() == 0) ark_wait_ends(ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP);
+}
+#else
+ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int, ark_u32&) { return ark_enter(c); }
+ARK_DEVICE void ark_prefetch_for_packets(ArkCtx&, ark_u32&) {}
+ARK_DEVICE void ark_packets_arrived(ArkCtx&) {}
+#endif
+ARK_DEVICE void ark_prefetch_done(ark_u32 word) { asm volatile("" ::"v"(word)); }
