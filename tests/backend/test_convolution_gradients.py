@@ -15,7 +15,7 @@ from tests.gradcheck import Case, check, values
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
-CASES = 8
+CASE_COUNT = 8
 
 
 def _sizes(draw: random.Random, count: int, low: int, high: int) -> list[int]:
@@ -72,11 +72,11 @@ def _pool(seed: int) -> Case:
     "seed", [pytest.param(s, marks=[] if s == 0 else pytest.mark.emulated("slow")) for s in (0, 1)]
 )
 def test_random_convolutions(backend: str, seed: int) -> None:
-    check([_convolution(100 * seed + i) for i in range(CASES)])
+    check([_convolution(100 * seed + i) for i in range(CASE_COUNT)])
 
 
 def test_random_max_pools(backend: str) -> None:
-    check([_pool(i) for i in range(CASES)])
+    check([_pool(i) for i in range(CASE_COUNT)])
 
 
 def test_the_gradient_of_a_gradient_of_a_max_pool(backend: str) -> None:

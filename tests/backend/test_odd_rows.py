@@ -54,9 +54,9 @@ def test_attention_over_an_odd_number_of_keys(backend: str, length: int, queries
     q, k, v, weights = tensors = [ark.tensor(shape, ark.bf16) for shape in shapes]
     scores = ark.mul(ark.matmul(q, k, transpose_other=True), 0.125)
     result = ark.matmul(ark.softmax(scores), v)
-    found = ark.grad([result], [q, k, v], [weights])
+    gradients = ark.grad([result], [q, k, v], [weights])
     given = dict(zip(tensors, arrays, strict=True))
-    got = run(given, [result, *found])
+    got = run(given, [result, *gradients])
     for one, want in zip(got, [wanted, *(leaf.grad for leaf in leaves)], strict=True):
         near(one, want)
 
@@ -73,7 +73,7 @@ def test_a_loss_over_an_odd_number_of_classes(backend: str, count: int, classes:
     x, weight = (ark.tensor(a.shape, ark.bf16) for a in arrays[:2])
     targets = ark.tensor([count], ark.int32)
     loss = ark.cross_entropy(ark.matmul(x, weight, transpose_other=True), targets)
-    found = ark.grad(loss, [x, weight])
-    got = run(dict(zip((x, weight, targets), arrays, strict=True)), [loss, *found])
+    gradients = ark.grad(loss, [x, weight])
+    got = run(dict(zip((x, weight, targets), arrays, strict=True)), [loss, *gradients])
     for one, want in zip(got, [wanted, *(leaf.grad for leaf in leaves)], strict=True):
         near(one, want)

@@ -349,10 +349,10 @@ def _norm_in_training(
     factor = ark.rsqrt(ark.add(spread, eps))
     normed = norm_of_batch(wide(x.tensor), ones, zeros, middle, factor)
     count = math.prod(x.shape) // x.shape[1]
-    found = [middle, ark.mul(spread, count / max(1, count - 1))]
+    batch = [middle, ark.mul(spread, count / max(1, count - 1))]
     averages = [
         ark.add(ark.mul(wide(old.tensor), 1.0 - momentum), ark.mul(new, float(momentum)))
-        for old, new in zip((mean, variance), (ark.reshape(t, [-1]) for t in found), strict=True)
+        for old, new in zip((mean, variance), (ark.reshape(t, [-1]) for t in batch), strict=True)
     ]
     return [normed, None, None, *averages]
 

@@ -45,16 +45,18 @@ class _Fused:
 
 def fuse_log_softmax(graph: Graph, context: Context) -> Graph:
     """A copy of the graph without log-softmaxes whose elements are looked up."""
-    found = [n for n in graph.nodes if n.type == "log_softmax" and _looked_up(graph, n, context)]
-    if not found:
+    replaceable = [
+        n for n in graph.nodes if n.type == "log_softmax" and _looked_up(graph, n, context)
+    ]
+    if not replaceable:
         return graph
     numbers = itertools.count(1 + max(n.id for n in graph.nodes))
-    read = {n.inputs[0].buffer.id for n in found}
+    read = {n.inputs[0].buffer.id for n in replaceable}
     casts = {n.id for n in graph.nodes if n.type == "cast" and n.outputs[0].buffer.id in read}
     fused: dict[int, _Fused] = {}  # by the buffer of the log-softmax
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node in found:
+        if node in replaceable:
             one = _fused(graph, node)
             fused[node.outputs[0].buffer.id] = one
             nodes.append(_sums(one))
@@ -141,12 +143,12 @@ def _reading(graph: Graph, reader: Node, fused: _Fused, number: int) -> tuple[No
     out = fused.node.outputs[0]
     if reader.type == "gather_elements":
         ids = reader.inputs[1]
-        found = graph.tensor(ids.shape, fused.rows.dtype, name=f"{reader.name}.rows")
+        looked_up = graph.tensor(ids.shape, fused.rows.dtype, name=f"{reader.name}.rows")
         first = dataclasses.replace(
-            reader, id=number, name=found.name, inputs=(fused.rows, ids), outputs=(found,)
+            reader, id=number, name=looked_up.name, inputs=(fused.rows, ids), outputs=(looked_up,)
         )
         attrs = {"expr": DIFFERENCE}
-        given = (found, fused.sums)
+        given = (looked_up, fused.sums)
         return first, dataclasses.replace(reader, type="elementwise", inputs=given, attrs=attrs)
     below = graph.tensor(out.shape, out.dtype, name=f"{fused.node.name}.below")
     first = dataclasses.replace(

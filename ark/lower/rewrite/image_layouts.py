@@ -51,7 +51,7 @@ def reductions_over_images(graph: Graph, kept: frozenset[int]) -> dict[int, Node
     the results of all images, so that one value is left for each channel. Key: the first one's id.
     """
     private, view = read_once(graph, kept), graph.view
-    found: dict[int, Node] = {}
+    pairs: dict[int, Node] = {}
     for node in graph.nodes:
         if node.type not in JOINED or len(node.inputs) > 1 or node.hints or node.after:
             continue
@@ -66,8 +66,8 @@ def reductions_over_images(graph: Graph, kept: frozenset[int]) -> dict[int, Node
         alone = whole(out) and out.elements == channels and len(view.writers[out.buffer.id]) == 1
         unseen = out.buffer.arena == "activation" and out.buffer.id not in kept
         if alike and one and alone and unseen and out.dtype == first.outputs[0].dtype:
-            found[first.id] = node
-    return found
+            pairs[first.id] = node
+    return pairs
 
 
 def moves_channels(node: Node, to_last: bool) -> bool:

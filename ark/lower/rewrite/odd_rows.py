@@ -56,16 +56,16 @@ def padded_rows(graph: Graph, context: Context) -> frozenset[int]:
         return frozenset()
     able = _able(graph, context)
     products = {i for n in graph.nodes if n.type == "matmul" for i in _gaining(n, machine)}
-    together = [list(_together(n, able)) for n in graph.nodes if not n.virtual]
+    joint = [list(_joint(n, able)) for n in graph.nodes if not n.virtual]
     while True:
         chosen = products & able
         grown = True
         while grown:
-            more = {i for same in together if chosen & set(same) for i in same} & able
+            more = {i for same in joint if chosen & set(same) for i in same} & able
             grown = not more <= chosen
             chosen |= more
         torn = {
-            i for same in together if chosen & set(same) and not able.issuperset(same) for i in same
+            i for same in joint if chosen & set(same) and not able.issuperset(same) for i in same
         }
         if not chosen & torn:
             return frozenset(chosen)
@@ -84,7 +84,7 @@ def _gaining(product: Node, machine: Machine) -> Iterator[int]:
         yield from (t.buffer.id for t in sides)
 
 
-def _together(node: Node, able: set[int]) -> Iterator[int]:
+def _joint(node: Node, able: set[int]) -> Iterator[int]:
     """The buffers of the operands that a node accesses at the same indices."""
     if is_elementwise(node) or node.type in REDUCTIONS:
         operands: Sequence[Tensor] = (*node.inputs, *node.outputs)

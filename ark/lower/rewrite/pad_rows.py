@@ -1,8 +1,8 @@
 """Stores rows of odd length that products read or write at multiples of 16 bytes.
 
 Box copies and vector accesses need rows that begin at multiples of 16 bytes. For example, rows of
-50257 16-bit elements are stored 50264 elements apart. Only activations that nobody outside of the
-graph accesses are changed: all tensors on such a buffer get the new distance between rows.
+50257 16-bit elements are stored 50264 elements apart. Only activations that are not accessed from
+outside of the graph are changed: all tensors on such a buffer get the new distance between rows.
 
 The pass runs after all fusions. align_operands, which runs before them, makes no copies of operands
 that `padded_rows` selects. Operands that are not selected any more after fusions are copied here.

@@ -96,7 +96,7 @@ def _pointwise(call: Call) -> Gradients:
 @rule("relu")
 def _relu(call: Call) -> Gradients:
     """The gradient of a relu, by its result if this still exists. An op before the relu can then be
-    fused with it, because no gradient reads what is between them.
+    fused with it, because no gradient reads the tensor between them.
     """
     try:
         result = call.output()

@@ -149,7 +149,7 @@ class _Reverse:
         """The forward nodes, with chains of elementwise nodes joined: the gradient of a chain is
         computed from its inputs, so that its intermediate results are not stored. A node is not
         joined if a later one overwrites its inputs, if it broadcasts them, because the gradient of
-        what is broadcast is the sum of the other input's gradient, or if it reads conditions,
+        a broadcast input is the sum of the other input's gradient, or if it reads conditions,
         because passes recognise masked scores and their gradients.
         """
         phase = [n for n in self.graph.nodes if n.phase == self.graph.phase]

@@ -83,9 +83,9 @@ def test_plans_with_padded_rows_are_verified(machine: str) -> None:
     with ark.use_model(ark.Model()) as model:
         q, k = ark.tensor([256, 64], ark.bf16), ark.tensor([197, 64], ark.bf16)
         weighted(ark.matmul(q, k, transpose_other=True))
-    made = plan(model.graph, registry.machine(machine))
-    verify([made])
-    padded = [t for t in made.tensors if t.shape[-1] == 197 and t.extents[-1] == 200]
+    task_plan = plan(model.graph, registry.machine(machine))
+    verify([task_plan])
+    padded = [t for t in task_plan.tensors if t.shape[-1] == 197 and t.extents[-1] == 200]
     assert padded
-    nbytes = {b.id: b.nbytes for b in made.buffers}
+    nbytes = {b.id: b.nbytes for b in task_plan.buffers}
     assert all(nbytes[t.buffer] == 256 * 200 * t.itemsize for t in padded)
