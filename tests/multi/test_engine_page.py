@@ -72,4 +72,4 @@ def test_the_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
     assert edited.run(tmp_path, modules, PROGRAM) == "followed\n"
     first = (pages.DOCS / PAGE).read_text().split("\n\n")[1].replace("\n", " ")
     files = ", ".join(f"`{file}`" for file in (engines, name.removeprefix("# "), listed))
-    assert first.startswith(f"3 files: {files}.")
+    assert f"3 files: {files}." in first
