@@ -105,7 +105,7 @@ def _faster_rounded(graph: Graph, context: Context, target: Machine) -> bool:
     attention over a cache, and all products have the same number of rows, which is more than linear
     layers support. Their weights must have 16 bits or be quantised. The products must be predicted
     to take less time than under the machine's first variant. Layers of experts must read few bytes
-    in comparison, because warpgroups do not compute them. Other phases are not considered.
+    in comparison with these products, because warpgroups do not compute them.
     """
     nodes = [n for n in graph.nodes if not n.virtual]
     if not any(n.type in ("attention", "paged_attention") for n in nodes):
@@ -170,14 +170,13 @@ def _of_weights(nodes: Sequence[Node], products: Sequence[Node]) -> bool:
 
 
 def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
-    """The kernel variant of one phase.
-
-    The option `variant` selects a variant by name; PlanError is raised if the machine does not have
-    it. Otherwise there are three rules. A phase that decodes (its products are linear layers of one
-    row, or of one row per sequence) has the variant with communicating warps. A phase has the
-    variant for warpgroups if it is predicted to take less time with it (see refusal and, for a
-    phase that decodes many rows, _faster_rounded), or if it reads prompts. Any other phase has the
-    machine's first variant.
+    """Chooses the kernel variant of one phase. If the user selects a variant by the option
+    `variant`, that variant is used; PlanError is raised if the machine does not have it. Otherwise
+    there are three rules. A phase that decodes (its products are linear layers of one row, or of
+    one row per sequence) has the variant with communicating warps. A phase has the variant for
+    warpgroups if it is predicted to take less time with it (see refusal and, for a phase that
+    decodes many rows, _faster_rounded), or if it reads prompts. Any other phase has the machine's
+    first variant.
     """
     machine, options = context.machine, context.options
     names = tuple(dict.fromkeys(v.name for v in machine.variants))
@@ -228,9 +227,9 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
 def decoding(
     graph: Graph, context: Context, target: Machine, phase: int
 ) -> tuple[Graph, list[Node]]:
-    """The graph after the rewrites for `target`, a machine whose variant has communicating warps,
-    and the nodes of the phase number `phase` in it. The result shows whether the phase can run
-    under that variant.
+    """Runs the rewrites for `target`, a machine whose variant has communicating warps. Returns the
+    new graph and the nodes of phase number `phase` in it, by which the caller decides whether the
+    phase can run under that variant.
     """
     under = dataclasses.replace(context, machine=target)
     candidate = narrow_inputs(fuse_linear(graph, under), under)
@@ -248,9 +247,9 @@ def _decoding_text(nodes: Sequence[Node]) -> str:
 
 
 def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
-    """The fraction of a stage (one slot of the ring in shared memory that streams weights) that
-    rows of quantised weights fill, averaged over quantised layers weighted by their bytes. None if
-    no layer is quantised.
+    """Weights are streamed through slots (stages) of a ring in shared memory, and a stage has whole
+    rows. Returns the fraction of a stage that rows of quantised weights fill, averaged over all
+    quantised layers, weighted by their bytes. None if no layer is quantised.
     """
     weights = [n.inputs[1] for n in nodes if n.type == "linear"]
     sizes = [(w.nbytes, w) for w in weights if isinstance(w.dtype, RowType)]
@@ -354,12 +353,11 @@ def _settled(nodes: Sequence[Node]) -> bool:
 
 
 def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
-    """True if the variant of `target` would slow linear layers down.
-
-    Layers of one row with unquantised weights need a ring (the shared memory through which weights
-    are streamed) at least as large as that of the machine's first variant. Layers of several rows
-    need enough registers for their rows. They also need a variant that keeps no more copies in
-    flight than the first variant, because exchanges between processors queue behind these copies.
+    """True if the variant of `target` would slow linear layers down, in one of two cases. Layers of
+    one row with unquantised weights are slower if the ring (the shared memory through which weights
+    are streamed) is smaller than in the machine's first variant. Layers of several rows are slower
+    if a thread has too few registers, or if more copies are in flight than in the first variant,
+    because data between processors queue behind these copies.
     """
     first = machine.variants[0]
     rows = max((n.inputs[0].shape[0] for n in nodes if n.type == "linear"), default=0)

@@ -1,9 +1,9 @@
 """Decides for which ops processors claim tiles at run time, by an atomic counter
 (ark.tasks.claimed), instead of getting a fixed list of tiles. These are large ops that only move
-bytes within a rank's memory. The plan then does not know which processor computes a tile. So each
-task of such an op waits for all preceding ops on which the op depends, and each following op that
-depends on it waits for all of its tasks. This waiting takes little time compared with a large op.
-Called by the pipeline, after the ops' own lowerings.
+bytes within a rank's memory. When the plan is made, it is not known which processor will compute a
+tile. So each task of such an op waits for all tasks on which any tile depends, and later ops that
+read the result wait for all tasks of the op. For a large op, these waits are a small part of the
+time. Called by the pipeline, after the ops' own lowerings.
 """
 
 from __future__ import annotations

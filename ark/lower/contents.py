@@ -101,9 +101,9 @@ class Contents:
         time. All other buffers are placed one after the other.
 
         Sharing memory has a cost: an op must wait until earlier ops have read the memory that it
-        overwrites. This wait would delay ops that were reordered to run at the same time, and ops
-        that exchange packets, which need no other waits. If the plan has such ops and its
-        activations are small in total, no activations share memory.
+        overwrites. This wait would delay ops that were reordered so that they run at the same time.
+        It would also delay ops that exchange data as packets and otherwise need no waits. If the
+        plan has such ops and its activations are small in total, no activations share memory.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]

@@ -155,9 +155,9 @@ class Lowering:
         return tuple(self.semaphore(rank, f"{name}.from+{world - s}") for s in range(1, world))
 
     def number(self, key: str) -> int:
-        """A running number: how often this function was called with this key before. All ranks
-        lower matching ops in the same order, so a name that contains the number is the same on all
-        ranks.
+        """Returns how often this function was called with this key before. Such a number makes the
+        name of a counter or buffer unique. All ranks lower matching ops in the same order, so
+        matching ops get the same name on all ranks.
         """
         count = self._numbers.get(key, 0)
         self._numbers[key] = count + 1

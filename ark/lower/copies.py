@@ -29,7 +29,8 @@ def copy_box(lowering: Lowering, source: IrTensor, target: IrTensor, suffix: str
 
 def dense(lowering: Lowering, tensor: IrTensor, suffix: str, fill: bool) -> IrTensor:
     """Returns a dense tensor with the shape of `tensor`: `tensor` itself if it is dense, otherwise
-    a temporary. fill: True to emit tasks that copy the elements into the temporary.
+    a new temporary tensor. fill: True to emit tasks that copy the elements of `tensor` to the
+    temporary one.
     """
     if tensor.dense:
         return tensor

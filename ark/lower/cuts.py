@@ -74,8 +74,8 @@ def candidates(
         for tile in given.plain
         if between and (narrow or tile[1] * itemsize % K_PART_ALIGNMENT_BYTES == 0)
     }
-    # The narrowest tile may be wider than the result, if the rows of the result consist of whole
-    # 16-byte vectors and there are enough rows to give most processors a tile.
+    # A tile may be wider than the result under two conditions: the rows of the result consist of
+    # whole 16-byte vectors, and there are enough rows to give most processors a tile.
     many_rows = 2 * shape[2] >= given.least_rows * machine.processors
     vectors = narrow and between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [
@@ -100,8 +100,8 @@ def window_cuts(shape: Sequence[int], depth: int, itemsize: int, machine: Machin
 
 
 def box_tiles(machine: Machine) -> BoxTiles:
-    """The tiles of products whose operands are loaded by box copies. Raises PlanError if the
-    machine's description lacks them.
+    """The sizes of tiles for products whose operands are loaded by box copies (hardware copies of
+    rectangles). Raises PlanError if the machine model does not have them.
     """
     if machine.box_tiles is None:
         raise PlanError(f"machine {machine.name!r} has the variant `matrix`, but no box_tiles")
@@ -151,8 +151,8 @@ def predicted_us(
     steps = math.ceil(math.ceil(depth * itemsize / K_PART_ALIGNMENT_BYTES) / cut.parts)
     fold = 0.0
     if cut.parts > 1 and normed:
-        # If a norm adds the partial sums, and there are few rows, the norm's tasks take as long as
-        # without parts of k.
+        # If there are few rows and a norm adds the partial sums, adding them costs no time: the
+        # norm's tasks take as long as without parts of k.
         few = rows <= min(high for high, _ in box_tiles(machine).tiles)
         fold = costs.each_part_us * cut.parts if few else costs.normed_us
     elif cut.parts > 1:

@@ -18,9 +18,9 @@ from ark.tasks.text import VECTOR_BYTES
 
 MAX_ROUNDS = 4  # the most tasks per processor, or per task that shared memory requires
 COLUMN_PARTS = (1, 2, 4)  # numbers of tiles into which a row of the image is divided
-# The largest number of pixels of an image whose channels are divided among tasks. In such a tile,
-# each pixel is a separate run of bytes in memory, and the time to plan grows with the number of
-# runs: 25 s for 768 x 768 pixels.
+# The channels of an image are divided among tasks only if the image has at most this number of
+# pixels. The part of an image with some of the channels consists of one run of bytes for each
+# pixel, and the time to plan grows with the number of runs: 25 s for 768 x 768 pixels.
 MAX_DIVIDED_PIXELS = 1 << 16
 
 Tile = tuple[int, int, int, int]

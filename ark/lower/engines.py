@@ -75,8 +75,8 @@ ENGINES = {
 # memory directly.
 MESSAGES = tuple(e.name for e in ENGINES.values() if e.messages)
 TRANSFERS = tuple(e.name for e in ENGINES.values() if e.memory)
-# PROXIED: the engines that use the host's proxy thread. COPIED: those of them that copy data within
-# a host.
+# PROXIED: the engines that use the host's proxy thread. COPIED: the engines among these that copy
+# data within a host.
 PROXIED = tuple(e.name for e in ENGINES.values() if e.needs is Capability.PROXY)
 COPIED = tuple(e.name for e in ENGINES.values() if e.proxied and e.copies)
 FAR = (NIC,)  # engines that reach other hosts

@@ -1,6 +1,6 @@
-"""Prints, with ARK_DEBUG=lower, why kernel variants were chosen. For each phase, the output has the
-chosen variant with the rule that chose it. For every other variant, it has the predicted time, or a
-node that this variant does not support. Called by ark.lower.prepare.
+"""Prints, with ARK_DEBUG=lower, why kernel variants were chosen. For each phase it prints the
+chosen variant with the rule that chose it, and for every other variant the predicted time or a node
+that the variant does not support. Called by ark.lower.prepare.
 """
 
 from __future__ import annotations

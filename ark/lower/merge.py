@@ -49,7 +49,9 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
-    """The tensor restricted to the indices from at to at + size - 1 of a dimension."""
+    """A view of the part of the tensor with the indices from `at` to `at + size - 1` in dimension
+    `axis`.
+    """
 
     def put(values: Sequence[int], value: int) -> tuple[int, ...]:
         return (*values[:axis], value, *values[axis + 1 :])
@@ -63,7 +65,7 @@ def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
 
 
 def without(tensor: Tensor, d: int) -> Tensor:
-    """The tensor without dimension d, whose size and extent must be 1."""
+    """A view of the tensor without dimension d, which must have a single index."""
 
     def rest(values: Sequence[int]) -> tuple[int, ...]:
         return (*values[:d], *values[d + 1 :])

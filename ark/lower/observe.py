@@ -86,9 +86,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """A line of text for each phase, with its predicted time, its number of tasks and the number of
-    processors that have tasks. Below it is a line for each of its slowest ops, with the op's
-    duration and begin, and the number and longest duration of its tasks.
+    """Describes a plan as text. Each phase has a line with its predicted time, its number of tasks
+    and the number of processors that have tasks. Below it, each of the phase's slowest ops has a
+    line with the op's duration and start, its number of tasks and the duration of its longest task.
     """
     lines = []
     for number, phase in enumerate(plan.phases):

@@ -31,9 +31,9 @@ SHORT_PACKET_ROW_ELEMENTS = 8
 
 
 def takes_short(machine: Machine) -> bool:
-    """True if 16-bit elements can be stored as packets. The machine must support such packets. They
-    are not used in kernel variants that stream weights through a ring but have no communicating
-    warps; the device functions of these variants read parts of a stage.
+    """True if 16-bit elements can be stored as packets. This requires a machine with such packets,
+    and a kernel variant in which each warp reads whole stages of weights: one without a ring, or
+    with communicating warps.
     """
     slices = machine.ring_bytes > 0 and not machine.variant.role(COMMUNICATE)
     return machine.has(Capability.SHORT_PACKETS) and not slices
@@ -119,8 +119,8 @@ def _meet(a: Tensor, b: Tensor) -> bool:
 
 
 def _signature(group: Group) -> Signature:
-    """The group's signature (kind, parameters and operand types), computed without packets, which
-    are not chosen yet.
+    """The group's signature (kind, parameters and operand types), as if no operand were stored as
+    packets, because packets are not chosen yet.
     """
     operands = tuple(
         OperandType(t.dtype.name, t.shape, t.strides, t.buffer.id in group.received)

@@ -74,8 +74,9 @@ def plan_prepared(
     drafted: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """Lowers a prepared graph to tasks, places its buffers and schedules the tasks. drafted: a
-    function that is called with the plan before it is scheduled, so that the kernel can be compiled
-    meanwhile. That plan has everything on which the source depends, and one task list per phase.
+    function that is called before the tasks are scheduled, so that the kernel can be compiled
+    meanwhile. It gets a plan that has everything on which the kernel's source depends, and one task
+    list per phase.
     """
     lowered = _lowered(prepared, meta)
     if drafted is not None:
@@ -112,7 +113,9 @@ class Draft:
     variants: list[int]
 
     def unscheduled(self) -> Plan:
-        """The plan with one task list per phase, for a compiler. Call it before `scheduled`."""
+        """The plan before scheduling, with one task list per phase. It suffices to compile the
+        kernel. Call this method before `scheduled`.
+        """
         phases = [
             Phase(name, (self.schedule.unscheduled(groups, self.plan.ops),), variant)
             for name, groups, variant in self._phases()
@@ -220,8 +223,8 @@ def _end(group: Group) -> Group:
 
 
 def _ranges(groups: Sequence[Group]) -> dict[str, Any]:
-    """Metadata of the plan about the user's placement: for each op, the range of processors and the
-    number of the PlannerContext that the user set. Empty if the user set none.
+    """Metadata of the plan: for each op that the user has restricted to some processors, the range
+    of processors and the number of the PlannerContext that set it. Empty if the user set none.
     """
     ranges: dict[str, Any] = {}
     if any(g.processors for g in groups):

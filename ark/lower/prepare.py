@@ -41,8 +41,8 @@ OPTIONS = (
 class Prepared:
     """A graph that is ready to be lowered. machines: for each phase, the machine with only the
     phase's kernel variant. alone: True if the rank may begin an iteration before its peers have
-    ended theirs. ended: True if peers wait for the end of this rank's iterations. reordered: True
-    if small ops were moved from their places in program order.
+    ended the preceding one. ended: True if peers wait for the end of this rank's iterations.
+    reordered: True if small ops were moved from their places in program order.
     """
 
     graph: Graph

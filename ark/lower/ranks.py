@@ -70,9 +70,9 @@ def _counts_from_itself(prepared: Prepared) -> bool:
 
 
 def _moved(graphs: Sequence[Graph], prepared: Prepared, machine: Machine) -> Moved | None:
-    """For each tensor whose offsets differ between ranks, the difference of the offsets from one
-    rank to the next. None if the ranks do not do the same work, so that their plans cannot be
-    derived from one plan.
+    """If all ranks do the same work, returns the tensors whose offsets differ between ranks, each
+    with the difference of the offset from one rank to the next. Returns None if the ranks do
+    different work, so that their plans cannot be derived from one plan.
     """
     first, second, *others = graphs
     steps = _steps(first, second)

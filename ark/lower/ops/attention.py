@@ -74,9 +74,9 @@ def lower_attention_tiles(lowering: Lowering, node: Node) -> None:
     )
     tiles = batch * heads * -(-length // rows)
     each = 2 * key.dtype.nbytes(context * width) * kv_heads / heads
-    # The number of heads whose tiles are computed at the same time. It is so small that the keys of
-    # these heads fit in the cache, and so large that there are tiles of all lengths, by which the
-    # work of processors can be balanced.
+    # The number of heads whose tiles are computed at the same time. The keys of these heads must
+    # fit in the cache. The number should be large, because with many tiles of different lengths the
+    # processors get about equal work.
     enough = -(-2 * machine.processors * rows // length)
     most = max(1, min(batch * heads, max(enough, int(machine.costs.read_bytes / each))))
     if (machine.variant.name == "matrix" or units) and lowering.graph.world_size == 1:

@@ -1,5 +1,5 @@
-"""Lowering of matrix products to tiles, in an order in which neighbouring tiles share data in the
-cache.
+"""Lowering of matrix products to tiles. The tiles are ordered so that consecutive tiles read common
+operands, which are then in the cache.
 """
 
 from __future__ import annotations

@@ -23,11 +23,10 @@ MAX_SHORT_ROW_ELEMENTS = 1024  # several rows with these elements in total take 
 
 
 def lower_row_norm(lowering: Lowering, node: Node) -> None:
-    """Emits the tasks of a softmax or norm. Each task computes whole rows.
-
-    In general, each processor has one task. If rows are short, a task has several rows, which take
-    as long as one. If the matrix is large, rows are assigned to processors in turn, one row at a
-    time, so that all processors read neighbouring rows at the same time.
+    """Emits the tasks of a softmax or norm, each of which computes whole rows. In general, each
+    processor has one task. Several short rows are one task, because they take as long as one row.
+    The rows of a large matrix are assigned to processors in turn, one row at a time, so that all
+    processors read neighbouring rows at the same time.
     """
     others, params = list(node.inputs[1:]), node.read(NormAttributes)
     row = node.outputs[0].shape[-1:]

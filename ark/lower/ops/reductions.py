@@ -164,9 +164,9 @@ def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
     least = count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
     wanted = min(-(-machine.processors // tasks), least)
     parts = [p for p in range(1, wanted + 1) if count % p == 0]
-    # With p parts per row there are tasks * p tasks. The processor with the most tasks computes
-    # ceil(tasks * p / processors) parts, each 1 / p of a row. The p for which this is the least
-    # work is chosen.
+    # If each row is divided into p parts, there are tasks * p tasks. The busiest processor then
+    # computes ceil(tasks * p / processors) parts, each of which is 1 / p of a row. The p with the
+    # least work for this processor is chosen.
     return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
 
 

@@ -15,8 +15,8 @@ from ark.tasks.tokens import SampleParams
 
 
 def _share(tensor: Tensor, batch: int, sequence: int) -> Tensor:
-    """The part of a tensor that belongs to one sequence, if its first dimension is divided equally
-    among `batch` sequences.
+    """The part of a tensor that belongs to sequence number `sequence`. The first dimension of the
+    tensor is divided equally among `batch` sequences.
     """
     size = tensor.shape[0] // batch
     name = f"{tensor.name}.{sequence}"

@@ -18,7 +18,8 @@ def lower_embed(lowering: Lowering, node: Node) -> None:
     out, *copies = node.outputs
     rows, width = out.shape
     batch, processors = position.shape[0], lowering.machine.processors
-    # With many sequences, no processor gets two tasks: they would take longer than one larger task.
+    # With many sequences each processor gets at most one task, because two tasks would take longer
+    # than one larger task.
     each_row = processors // rows if batch > MAX_UNIT_INPUT_ROWS else -(-processors // rows)
     parts = max(1, min(width // 64, each_row))
     columns = -(-width // parts)

@@ -46,9 +46,9 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     down = min(rows, max(1, share // wide))
 
     def rounds(several: int) -> tuple[int, int]:
-        """A pair of numbers to minimise. The first is the number of groups that the processor with
-        the most work computes, if each task computes `several` groups. The second decides between
-        equal values: more groups per task are better, hence the negative sign.
+        """The cost of computing `several` groups per task, as a pair of numbers to minimise. The
+        first is the number of groups that the busiest processor computes. The second decides
+        between equal values: it is negative because more groups per task are better.
         """
         return -(-images * -(-groups // several) // tasks) * several, -several
 

@@ -167,10 +167,11 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
 
 
 def _first(node: Node, rows: int) -> tuple[list[int], list[int], bool] | None:
-    """How a chain's first transpose reorders rows. The leading dimensions of its result number the
-    rows. Returns three values: these dimensions, in the order that they have in the transpose's
-    source; their sizes in the result; and True if the transpose can be removed when later nodes
-    compute rows in the source's order. None if the transpose does not change the order of rows.
+    """How a chain's first transpose reorders rows. Each combination of indices in the leading
+    dimensions of its result is a row. Returns three values: the leading dimensions, in the order
+    that they have in the transpose's source; their sizes in the result; and True if the transpose
+    can be removed when later nodes compute rows in the source's order. None if the transpose does
+    not change the order of rows.
     """
     perm, shape = node.read(TransposeAttributes).perm, node.outputs[0].shape
     count = _leading(shape, rows)

@@ -22,8 +22,8 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-# The smallest number of multiplications for which transposing an image saves time is `least_work`.
-# If box copies cannot load rows of pixels, it is only this fraction of `least_work`.
+# Transposing an image saves time if the product has at least `least_work` multiplications. If box
+# copies cannot load the image's rows of pixels, this fraction of `least_work` suffices.
 UNALIGNED_SHARE = 1 / 16
 
 # Without matrix units, channels of a grouped convolution are moved to the last dimension if the

@@ -54,12 +54,12 @@ class Product:
         engine = lowering.options.get("overlap")
         if engine in COPIED:
             self.copies = choose_engine(lowering.machine, self.out.nbytes, engine)
-        # If the host's proxy copies to peers, half of the processors without tiles run the tasks
-        # that wait until such copies have ended.
+        # If the host's proxy thread copies to peers, a task waits for each copy. Half of the
+        # processors without tiles run these tasks.
         self.copiers = self.idle[: -(-len(self.idle) // 2) if self.copies else 0]
         self._round = (0, 0, 0)  # index of its first tile, its number of tiles, its shift
-        # The task lists that transfer results. They are those of moving warps, if there are enough
-        # rounds of multiplications during which the transfers can run.
+        # The results are transferred by moving warps (warps with a task list of their own) if there
+        # are enough rounds of multiplications to hide the transfers.
         count = lowering.machine.processors
         self.by_warps = (
             lowering.machine.lists > count and self.rounds >= self.world and not self.copies

@@ -76,8 +76,8 @@ class _Gathered(Product):
             params = CombineParams(moved(self.own.dtype))
             group = lowering.emit("combine", params, operands, coords, suffix)
             nbytes = (coords[0][1] - coords[0][0]) * self.own.dtype.itemsize
-            # The puts of an all-gather run while the ranks' own rows are multiplied. Each moves
-            # half as many bytes as the puts and sums of an all-reduce, so twice as many run per
+            # The puts of an all-gather run while the ranks multiply their own rows. A put moves
+            # half as many bytes as a put and a sum of an all-reduce, so twice as many puts run per
             # round of tiles.
             rounds = 2 * max(1, self.rounds // self.world)
             group.placement = self.others(len(coords), -(-nbytes // rounds), False)

@@ -50,9 +50,9 @@ def _lower_all_reduce_switch(lowering: Lowering, node: Node) -> None:
     nbytes = tile_bytes(engine, machine, share.nbytes)
 
     def owned(owner: int) -> list[tuple[str, int, list[tuple[int, int]]]]:
-        """The tasks for the elements that rank `owner` owns. The switch adds whole chunks; tasks
-        that load from peers add the remaining elements. Returns for both kinds of tasks the task
-        kind, the first element and the tiles.
+        """The tasks for the elements that rank `owner` owns. There are two task kinds: by one the
+        switch adds whole chunks, by the other a task loads the remaining elements from peers and
+        adds them. Returns, for each of the two, the task kind, the first element and the tiles.
         """
         whole = elements * size // ACCESS_BYTES * ACCESS_BYTES // size
         lines = -(-whole * size // 128)
