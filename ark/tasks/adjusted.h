@@ -121,11 +121,11 @@ ARK_DEVICE void ark_sum_bins(float (&bins)[ARK_BINS], float* red) {
 }
 
 // Finds a threshold for top-p and similar filters. key(i), weight(i): key and weight of element i,
-// from 0 to COUNT - 1. The threshold is the largest key for which all elements with this key or a
-// larger one together weigh at least `target`. If share > 0, they must instead weigh at least
-// `share` times all elements. This is a radix search from the key's highest digit on. Each round
-// considers the elements whose higher digits equal the digits found so far, and adds up their
-// weights for each value of the next digit.
+// from 0 to COUNT - 1. Consider the total weight of all elements whose key is at least some value.
+// The threshold is the largest value for which this weight is at least `target` or, if share > 0,
+// at least `share` times the weight of all elements. It is found by a radix search from the key's
+// highest digit on. Each round considers the elements whose higher digits are those found so far,
+// and adds up their weights for each value of the next digit.
 template <int COUNT, class K, class W>
 ARK_DEVICE ark_u32 ark_key_of_weight(K key, W weight, float target, float share, float* red) {
   ark_u32 digits = 0u;
@@ -208,8 +208,8 @@ ARK_DEVICE void ark_sample_filtered(const ArkOptions& o, ArkSampler& sampler, D 
         nearness, [&](int i) { return kept(i) ? ark_exp(scaled(i)) : 0.0f; }, 0.0f, o.typical_p,
         red);
   }
-  // The compiler may round this expression differently from the same expression in the search for
-  // the limit. So a tolerance is added to the limit.
+  // The search for the limit has computed the same expression, but the compiler may have rounded it
+  // differently there. So a tolerance is added to the limit.
   const float limit = ark_bits_float(~furthest);
   const float within = limit + 1e-6f * (1.0f + limit + entropy + ark_log(total));
   const auto typical = [&](int i) { return nearness(i) >= furthest || away(i) <= within; };

@@ -129,8 +129,8 @@ ARK_DEVICE void ark_each_in_window(int i, const Body& body) {
   }
 }
 
-// Calls body(x, inside) for each of the SIZE elements of a window (see ark_each_in_window). For one
-// outside of the line, inside is false and x is the line's nearest element.
+// Calls body(x, inside) for each of the SIZE elements of a window (see ark_each_in_window). If an
+// element is outside of the line, `inside` is false and x is the nearest element of the line.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_of_window(int i, const Body& body) {
 #pragma unroll

@@ -153,8 +153,8 @@ ARK_DEVICE void ark_load_block(ArkCtx& c, const At& at, float* to, bool system) 
 #endif
 
 // Combines the partial results of all splits (parts of the positions) into the result of attention.
-// A sink is a further score of a head, without a value. Task coordinates: row, and the first of
-// GROUP heads.
+// A sink is an additional score of a head that counts in the softmax's denominator and has no
+// value. Task coordinates: row, and the first of GROUP heads.
 template <int D, int SPLITS, int GROUP, class P, class O, class S>
 ARK_DEVICE void ark_attention_merge(ArkCtx& c, const ArkTask& t, P partial, O output, S sinks) {
   const int row = t.coord[0], head = t.coord[1];

@@ -94,9 +94,9 @@ ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
     if (first + STEP < total) finish(ahead);
   }
 }
-// Handles the remainders of rows. If a row's size is not a multiple of a pack (vector), its last
-// tile ends with elements that do not fill a pack: calls body(i0, i1, i2, i3) for each of these. The
-// last threads come first, because they have the fewest packs.
+// Processes the ends of rows. If a row's size is not a multiple of a pack (vector), its last tile
+// ends with elements that do not fill a pack: calls body(i0, i1, i2, i3) for each of these. The last
+// threads come first, because they have the fewest packs.
 template <class TILE, int PACK, class Body>
 ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
   constexpr int size = TILE::size[3], rest = size % PACK;
@@ -120,9 +120,10 @@ ARK_DEVICE void ark_store_made(bool inside, T* to, const Make& make) {
   if (inside) ark_store_pack<N>(to, pack);
 }
 
-// Stores N neighbouring results as one pack. make(to, j, later) writes result j to to[j]. If a
-// result needs slow code that is rarely needed, `make` only notes this in `later` (see math16.h).
-// Then all results of the pack are computed again by make(to, j, ark_rare), with the slow code.
+// Stores N neighbouring results as one pack. make(to, j, later) writes result j to to[j]. Some
+// functions need slow code for rare arguments (see math16.h). In this case `make` only sets
+// `later`, and then all results of the pack are computed again by make(to, j, ark_rare), with the
+// slow code.
 template <int N, typename T, class Make>
 ARK_DEVICE void ark_store_rare(bool inside, T* to, const Make& make) {
   ArkRareLater later{false};

@@ -38,11 +38,12 @@ struct ArkClaims {
     return {own, ark_words(t.operand[OPERANDS]),
             PLACES::TILES * c.phase_iteration - static_cast<ark_u32>(TASKS)};
   }
-  // Claims the next tile: thread 0 gets its number, all other threads get 0.
+  // Claims the next tile. Returns its number in thread 0, and 0 in all other threads.
   ARK_DEVICE ark_u32 ask(const ArkClaims& s) {
     return ark_tid() == 0 ? ark_claim(s.counter) - s.before : 0u;
   }
-  // Writes record number `turn` for the tile with this number, and returns it to all threads.
+  // Called by all threads: writes a task record for the tile with this number to slot `turn` of the
+  // two records in shared memory, and returns the record.
   ARK_DEVICE const ArkTask& tell(const ArkClaims& s, ark_u32 turn, ark_u32 number) {
     if (ark_tid() == 0) PLACES::put(s.records[turn], number);
     ark_sync();

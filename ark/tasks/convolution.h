@@ -15,8 +15,8 @@ constexpr int ark_convolution_lanes(int results, int parts) {
   return lanes;
 }
 
-// The number of rows of weights by which a thread multiplies each loaded element of the input. It
-// is as large as possible while all threads have work.
+// The number of rows of weights by which a thread multiplies each element of the input that it
+// loads. It is the largest number for which all threads have work.
 constexpr int ark_convolution_rows(int rows, int others, int most) {
   int each = 1;
   while (2 * each <= most && 2 * each <= rows && rows / (2 * each) * others >= ARK_THREADS) {

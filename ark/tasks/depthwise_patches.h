@@ -22,8 +22,8 @@ struct ArkPatches {
   static constexpr int columns = (groups * ACROSS - 1) * WINDOW::step_across + reach_across;
   static constexpr int line = columns * channels;  // elements
   static constexpr int lines = images * rows;
-  // The number of image rows, counted over all images of the tile, up to the last row that band
-  // number `band` reads. A band is DOWN rows of results, the height of a patch.
+  // A band is DOWN rows of results, the height of a patch. Returns the number of image rows,
+  // counted over all images of the tile, up to the last row that band number `band` reads.
   static constexpr int lines_of(int band) {
     return band / bands * rows + band % bands * DOWN * WINDOW::step_down + high;
   }

@@ -33,8 +33,8 @@ ARK_DEVICE float ark_load_row(ArkCtx& c, const ArkSummed<S, M, A>& x, int i2, in
   return squares;
 }
 
-// An operand that must be waited for even if its value is not used. A load waits for the value, and
-// returns it if `counts` is true, otherwise zero.
+// An operand for which a task must wait even if it does not use the value. A load waits for the
+// value, and returns the value if `counts` is true, otherwise zero.
 template <class A>
 struct ArkAwaited {
   static constexpr bool packets = A::packets;

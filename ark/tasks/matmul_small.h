@@ -60,8 +60,8 @@ ARK_DEVICE void ark_matmul_small(ArkCtx& c, const ArkTask& t, const A& a, const 
   float* left = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ark_warp() * Form::FLOATS;
   float* right = left + Form::LEFT;
   const int column = ark_lane() % Form::WIDE, band = ark_lane() / Form::WIDE;
-  // Lanes whose column or row is past the last one compute the last one again and store nothing,
-  // because shared memory past it was never written.
+  // If a lane's column or row is past the last one, the lane computes the last one again, because
+  // shared memory past it was never written. It stores nothing.
   const auto row_of = [&](int r) { return band + Form::BANDS * r; };
   const auto column_of = [&](int j) { return column + Form::WIDE * j; };
   const auto row_read = [&](int r) {

@@ -1,8 +1,8 @@
 // The moving warps of the variant `matrix`: the three other warps of the loading thread's
-// warpgroup. They have a task list of their own, of copies and sums between ranks
-// (ark_cuda.tasks.moves). They limit their rate, so that their stores to peers do not delay the
-// loads of the multiplying warps. Like the loading thread, they call no function. They begin and
-// leave iterations after the computing warps of their block.
+// warpgroup. They run a separate task list of copies and sums between ranks (ark_cuda.tasks.moves).
+// They limit the rate of their stores to peers, so that these do not delay the loads of the
+// multiplying warps. Like the loading thread, they call no function. They begin and leave
+// iterations after the computing warps of their block.
 
 static_assert(ARK_PHASES == 1 && ARK_SIGNAL_WORDS == 1, "plans with such lists have one phase");
 constexpr int ARK_MOVE_FIRST = 32 * (ARK_WARPS + 1);

@@ -31,8 +31,8 @@ ARK_DEVICE ark_u32 ark_claim(ark_u32* p) {
   return old;
 }
 ARK_DEVICE ark_u32 ark_load_host(const ark_u32* p) { return ark_load_acquire(p, true); }
-// Loads a word that the host or another processor may be writing. The load orders no other
-// accesses. So a thread does not wait for the load before it uses the value.
+// Loads a word that the host or another processor may be writing at the same time. The load orders
+// no other accesses, so a thread waits for the value only when it uses it.
 ARK_DEVICE ark_u32 ark_peek_host(const ark_u32* p) {
   ark_u32 v;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p));

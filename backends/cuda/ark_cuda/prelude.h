@@ -70,10 +70,10 @@ ARK_DEVICE int ark_tid() { return static_cast<int>(threadIdx.x); }
 ARK_DEVICE int ark_lane() { return static_cast<int>(threadIdx.x & 31u); }
 ARK_DEVICE int ark_warp() { return static_cast<int>(threadIdx.x >> 5); }
 
-// Synchronises the computing threads (hardware barrier 1). Barrier 0 would wait for the loading
-// warp too. The lanes of a warp may arrive separately, after a loop of unequal length, so
-// __syncwarp makes them converge first: on sm_90, the code that NVRTC 13.0 emits for a barrier in a
-// diverged warp ends in an illegal instruction.
+// Synchronises the computing threads by hardware barrier 1. Barrier 0 (__syncthreads) would wait
+// for the loading warp too. The lanes of a warp may arrive separately, after a loop of unequal
+// length, so __syncwarp makes them converge first: on sm_90, the code that NVRTC 13.0 emits for a
+// barrier in a diverged warp ends in an illegal instruction.
 ARK_DEVICE void ark_sync() {
   __syncwarp();
   asm volatile("barrier.sync 1, %0;" ::"n"(ARK_THREADS) : "memory");
@@ -224,8 +224,8 @@ ARK_DEVICE void ark_pause(ark_u32 spins) {
   if (spins >= 8u) __nanosleep(spins < 4096u ? 20u : 500u);
 }
 
-// Keeps a converted value in a register. Otherwise the compiler repeats the conversion in each
-// branch that uses the value.
+// Makes the compiler keep a converted value in a register. Otherwise it repeats the conversion in
+// each branch that uses the value.
 #define ARK_HAS_KEEP 1
 ARK_DEVICE void ark_keep(float& v) { asm volatile("" : "+f"(v)); }
 

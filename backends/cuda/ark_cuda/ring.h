@@ -21,8 +21,9 @@ struct ArkRing {
   // 1 + the number of the latest iteration that may begin. Accessed by atomics, because the
   // sanitizer's racecheck recognises only these.
   ark_u32 begun;
-  // The additional stages of growing fetches (KV caches) in this iteration so far. A task's stage
-  // numbers count such a fetch as one stage. Each warp has a word, which no other warp accesses.
+  // A growing fetch (rows of a KV cache) has a number of stages that is known only at run time; a
+  // task's stage numbers count it as one stage. For each warp, this array has the number of
+  // additional stages of such fetches in this iteration so far. No other warp accesses the word.
   ark_u32 grown[ARK_WARPS];
 };
 
@@ -52,9 +53,9 @@ ARK_DEVICE bool ark_slot_filled(ArkCtx& c, ark_u32 slot, ark_u32 round) {
   return true;
 }
 
-// The offset from a task's stage numbers to stage numbers since the launch. A task's stage numbers
-// (fetch_begin) count each growing fetch as one stage, so the additional stages of these fetches
-// are part of the offset.
+// Returns the number that must be added to a task's stage numbers (fetch_begin) to get stage
+// numbers since the launch. A task's stage numbers count each growing fetch as one stage, so the
+// additional stages of these fetches are included.
 ARK_DEVICE ark_u32 ark_stages_before(const ArkCtx& c) {
   return c.stage_base + (ARK_STREAM_GROWS ? ark_warp_load(&ark_ring.grown[ark_warp()]) : 0u);
 }
@@ -81,8 +82,8 @@ ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
 // Called by each computing warp at the end of a task whose growing fetch had `stages` stages. The
-// plan's stage numbers count such a fetch as one stage, so the others are added to the warp's count
-// of additional stages.
+// plan's stage numbers count such a fetch as one stage, so `stages` - 1 is added to the warp's
+// count of additional stages.
 ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
   ark_u32* mine = &ark_ring.grown[ark_warp()];
   const ark_u32 before = ark_warp_load(mine);
@@ -199,9 +200,9 @@ ARK_DEVICE void ark_fill_pieces(const ArkRingAt& at, ark_u32 slot, ark_u64 addre
                 ARK_STREAM_POLICY);
 }
 
-// ark_stream_boxed: true if the field `form` of a fetch record says that box copies (TMA) load its
-// stages. ark_fill_box fills a stage with a box of a matrix: 128 bytes of each of several rows,
-// swizzled.
+// ark_stream_boxed: true if box copies (TMA) load the stages of a fetch, according to the field
+// `form` of its record. ark_fill_box: fills a stage by a box copy of a matrix, with 128 bytes of
+// each of several rows, swizzled.
 ARK_DEVICE bool ark_stream_boxed(ark_u32 form) { return ARK_STREAM_CUTS && form >> 30 == 3u; }
 ARK_DEVICE void ark_fill_box(const ArkRingAt& at, ark_u32 slot, ark_u64 map, ark_u32 row,
                              ark_u32 line) {

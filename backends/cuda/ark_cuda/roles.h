@@ -86,9 +86,9 @@ ARK_DEVICE ark_u32 ark_part_stored(ark_u64* barrier, ark_u32* counts) {
   if (ark_lane() == 0) ark_barrier_arrive(barrier, 1u);
   return count;
 }
-// Called when this warp has stored its part of a task's input (ark_gather_stored) or its sum of
-// squares (ark_squares_stored). Work that needs only the warp's own part is placed between this
-// call and the wait for all parts.
+// Called by a warp when it has stored its part of a task's input (ark_gather_stored) or its sum of
+// squares (ark_squares_stored). A later call of ark_handshake_wait waits for the parts of all
+// warps; in between, the warp does work that needs only its own part.
 ARK_DEVICE ark_u32 ark_gather_stored() {
   return ark_part_stored(&ark_handshake.gathered, ark_handshake.gathers);
 }
@@ -230,8 +230,9 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// Counts the additional stages of growing fetches (KV caches). A task's stage numbers count such a
-// fetch as one stage, however many stages it has. The lead warp does this while a task runs.
+// Counts the additional stages of growing fetches (KV caches) in an iteration: a task's stage
+// numbers count such a fetch as one stage, however many stages it has. The lead warp counts them
+// while a task runs.
 struct ArkGrowing {
   ark_u64 lengths;  // the address from which `length` was loaded
   ark_u32 length;

@@ -11,12 +11,12 @@
 // barriers ahead of the other.
 
 // While the ring is full, the next weights are prefetched to L2, so that memory does not idle while
-// processors wait for each other. The number of prefetched stages is limited; each stage that moves
-// from L2 to the ring makes room for another one. One stage is prefetched per fixed number of
-// clocks, a little slower than memory delivers a stage to each processor. Copies of boxes delay
-// exchanges between processors more than copies of contiguous bytes do. So if all stages are boxes
-// and the ring has 12 slots or more, prefetches are slower and happen only while the ring is full.
-// On a faster memory (H200) this applies to all stages.
+// processors wait for each other. The number of prefetched stages is limited: when a stage is
+// copied from L2 to the ring, another one may be prefetched. One stage is prefetched per fixed
+// number of clock cycles, at a rate a little below that at which memory delivers a stage to each
+// processor. Copies of boxes delay exchanges between processors more than copies of contiguous
+// bytes do. So if all stages are boxes and the ring has 12 slots or more, prefetches are slower and
+// happen only while the ring is full. On a faster memory (H200) this applies to all stages.
 constexpr bool ARK_SLOW_MEMORY = ARK_STAGE_NS > 600;
 constexpr bool ARK_STREAM_MIXED = ARK_STREAM_CUTS && ARK_STREAM_RUNS;
 constexpr bool ARK_PREFETCH_ON =
@@ -58,8 +58,8 @@ ARK_DEVICE void ark_prefetch_next(ArkRecords& r, ark_u32 now) {
   const bool makes_up = ARK_PREFETCH_MAKES_UP && now - due < ARK_PREFETCH_CLOCKS;
   r.asked = __shfl_sync(0xffffffffu, makes_up ? due : now, 0);
   const ark_u32 from = r.prefetched++ - r.begin, lane = from % 32u;
-  // The values are selected, not the structs: taking a struct's address would move the records to
-  // local memory.
+  // Each word is selected separately. Selecting one of two structs by address would make the
+  // compiler store the records in local memory.
   const bool near = from < 32u;
   uint4 record;
   record.x = __shfl_sync(0xffffffffu, near ? r.mine.x : r.next.x, lane);
@@ -94,13 +94,12 @@ ARK_DEVICE bool ark_slot_free_prefetching(const ArkRingAt& at, ark_u32 slot, ark
   return ark_slot_free(at, slot, round);
 }
 
-// The number of copies in flight is low, because packets from other processors, which warps may
-// wait for, queue behind the copies. One more copy is in flight while the ring is almost empty,
+// Only a few copies are in flight, because packets from other processors, for which warps may be
+// waiting, queue behind the copies. While the ring is almost empty, one more copy is in flight,
 // because warps then wait for stages.
 
-// The ring counts as almost empty when at most this many stages were issued and are not yet used.
-// On a GPU with faster memory, stages arrive in less time than warps take to use them, so the
-// number is different.
+// The ring counts as almost empty if at most this many stages were issued and have not been used
+// yet. The number is lower for faster memory, on which stages arrive faster than warps use them.
 constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
 // True if one more copy may be in flight while the ring is almost empty. This is done only in the
 // variant `roles`: in variants in which all warps use each stage, more copies in flight were always
@@ -305,7 +304,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
     if (!ark_stream_iteration(c, ranges[first + processor], issued)) break;
   }
   // A block must not end while copies to its shared memory are in flight. A copy that was started
-  // completes whatever else fails, so this wait needs no time limit.
+  // always completes, so this wait needs no time limit.
   for (ark_u32 back = ARK_MOST_IN_FLIGHT; back > 0u; --back) {
     if (issued < back) continue;
     const ark_u32 index = issued - back;

@@ -2,10 +2,10 @@
 // or the host become visible to a thread.
 
 // Markers for the lint of the machine code (ark_rocm_emulator.lint): comments in the assembly,
-// without an instruction. They mark that a flag was read (READ), that an acquire has happened
-// (ACQUIRED), that the following code publishes data (RELEASES), that it has published the data,
-// and that the stores of the whole block have arrived. At each marker the lint checks that the
-// required waits and cache operations are there.
+// without an instruction. Markers follow the read of a flag (READ) and an acquire (ACQUIRED).
+// Others stand before and after code that publishes data, and where all stores of the block have
+// arrived. At each marker the lint checks that the assembly has the required waits and cache
+// operations.
 #define ARK_READ(scope) asm volatile("; ark.read " scope::: "memory")
 #define ARK_ACQUIRED(scope) asm volatile("; ark.acquire " scope::: "memory")
 #define ARK_RELEASES(scope) asm volatile("; ark.release " scope::: "memory")

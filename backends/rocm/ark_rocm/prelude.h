@@ -18,10 +18,10 @@ struct ark_bf16 {
 typedef ark_u32 ark_u32x4 __attribute__((ext_vector_type(4)));
 typedef float ark_f32x4 __attribute__((ext_vector_type(4)));
 
-// Device functions are inlined, because only then does the compiler see which pointers are to
-// shared memory. The exception are functions that run when a wait takes long (ARK_COLD). They call
-// no other function, because a nested call would need a stack. A call of such a function therefore
-// costs its caller only a few registers, and no scratch memory.
+// Device functions are inlined, because otherwise the compiler does not know which pointers are to
+// shared memory. Only functions that run when a wait takes long (ARK_COLD) are not inlined. They
+// call no other function, so they need no stack, and a call takes only a few registers of the
+// caller and no scratch memory.
 #define ARK_DEVICE static inline __attribute__((device, always_inline))
 #define ARK_METHOD inline __attribute__((device, always_inline))
 #define ARK_BODY ARK_DEVICE
@@ -39,9 +39,9 @@ ARK_DEVICE ark_global<T>* ark_to_global(T* p) {
 }
 #define ARK_POINTER(type, address) ((type*)(ark_global<type>*)(address))
 
-// Copies a value from device memory word by word. A plain copy could become a flat load: if one
-// side of a branch loads from shared memory and the other side from device memory, the compiler
-// merges the two loads into one.
+// Copies a value from device memory word by word. A plain copy could become a slow flat load: if
+// one side of a branch loads from shared memory and the other side from device memory, the compiler
+// merges both into one load with a flat address.
 template <typename T>
 ARK_DEVICE T ark_device_copy(ark_u64 address) {
   static_assert(sizeof(T) % sizeof(ark_u64) == 0, "whole words");
@@ -159,8 +159,8 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// Like ark_agree (and ark_all), with one barrier instead of two. Two slots alternate: all waves
-// have read the result of this vote before the vote after the next one overwrites it.
+// Like ark_agree (and ark_all), with one barrier instead of two. Consecutive votes use two slots
+// alternately. So a slot is overwritten only two votes later, when all waves have read its result.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
@@ -180,8 +180,9 @@ ARK_DEVICE bool ark_all_next(bool v, ark_u32 turn) {
   return ark_agree_next(v, turn);
 }
 
-// A clock that runs at a constant rate and is the same for the whole device. LLVM 18 (ROCm 6.2 and
-// 6.3) has no general builtin for it, only one builtin per instruction.
+// Returns the ticks of a clock that runs at a constant rate and is the same for the whole device.
+// LLVM 18 (ROCm 6.2 and 6.3) does not have the builtin for this clock, so the instruction's own
+// builtin is used there.
 ARK_DEVICE ark_u64 ark_steady_ticks() {
 #if __has_builtin(__builtin_readsteadycounter)
   return __builtin_readsteadycounter();

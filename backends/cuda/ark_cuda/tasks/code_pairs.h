@@ -7,9 +7,10 @@ ARK_DEVICE ark_u32 ark_code_pair_as(const ark_f16*, const C* code, ark_u32 word,
   return ark_code_pair(code, word, j);
 }
 
-// Converts unsigned or signed 4-bit codes to bf16. A code that is placed in the mantissa of the
-// bf16 number 128 gives 128 plus the code; then 128 is subtracted. SIGN: 8 for signed codes, whose
-// highest bit is flipped first and 8 is subtracted too; otherwise 0.
+// Converts unsigned or signed 4-bit codes to bf16. Placing a code in the mantissa of the bf16
+// number 128 gives 128 plus the code; then 128 is subtracted. SIGN: 0 for unsigned codes. It is 8
+// for signed codes: their highest bit is flipped first, which adds 8, and 8 is subtracted at the
+// end.
 template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_whole_bf16(ark_u32 word, int j) {
   constexpr ark_u32 BASE = 0x43004300u | SIGN * 0x00010001u;
@@ -45,8 +46,8 @@ ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_e4m3*, ark_u32 wo
 ARK_DEVICE ark_u32 ark_code_pair_as(const ark_bf16*, const ark_e5m2*, ark_u32 word, int j) {
   return ark_small_bf16<2, 0x7780u>(word, j);  // 2^112
 }
-// Converts unsigned or signed 8-bit codes to bf16. A code that is placed in the mantissa of the
-// fp32 number 2^23 gives 2^23 plus the code; then 2^23 is subtracted. The result has at most 8
+// Converts unsigned or signed 8-bit codes to bf16. Placing a code in the mantissa of the fp32
+// number 2^23 gives 2^23 plus the code; then 2^23 is subtracted. The result has at most 8
 // significant bits, so the upper half of the fp32 is the bf16.
 template <ark_u32 SIGN>
 ARK_DEVICE ark_u32 ark_byte_pair_bf16(ark_u32 word, int j) {

@@ -5,9 +5,9 @@
 // along k of every stage. At the tile's end the sums of the four warps are added up, and each warp
 // stores 16 rows, as in wgmma.h.
 //
-// A lane has 16 consecutive codes of a row of weights, and the same elements of its rows of the
-// input. The elements may be assigned to the instruction's k indices in any order that is the same
-// for both operands.
+// A lane has 16 consecutive codes of a row of weights, and the elements with the same k of its rows
+// of the input. This differs from the instruction's order along k, which is correct because both
+// operands have the same order.
 
 template <typename A, typename B>
 constexpr bool ARK_SAME = false;
@@ -33,10 +33,10 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   static constexpr bool AHEAD = true;  // codes are prefetched
   static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
-  // When scales are applied. WHOLE: a row of weights has one scale, and the complete sums are
-  // multiplied by it. BY_LINES: all elements of a line (128 bytes along k) have one scale, and the
-  // sums of the line are multiplied by it. Otherwise a line has several scales or zero points, and
-  // the weights are scaled before they are multiplied.
+  // These constants determine when scales are applied. WHOLE: a row of weights has one scale, by
+  // which the complete sums are multiplied. BY_LINES: each line (128 bytes along k) of a row has
+  // one scale, by which the sums of the line are multiplied. If neither is true, a line has several
+  // scales or zero points, and the weights are scaled before they are multiplied.
   static constexpr bool WHOLE = GROUP == K && !ZEROS;
   static constexpr bool BY_LINES = !WHOLE && !ZEROS && GROUP % DEEP == 0;
   static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8, SCALE_BYTES = SCALE_BYTES_;

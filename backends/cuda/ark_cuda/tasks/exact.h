@@ -7,9 +7,9 @@
 // up in a fixed order, as a tree.
 
 // One operand of a tile's product. It has HIGH rows (for b: columns) in shared memory, of which
-// `rows` exist in the matrix (all of them if WHOLE). Element (row, k) is at at[row * ROW_STRIDE + k
-// * K_STRIDE]. ALONG: false if neighbouring rows are contiguous in memory. True if neighbouring k
-// are, or neither.
+// `rows` exist in the matrix (all of them if WHOLE). Element (row, k) of the matrix is at[row *
+// ROW_STRIDE + k * K_STRIDE]. ALONG: false if elements of neighbouring rows are contiguous in
+// memory, otherwise true.
 template <int HIGH, int DEPTH, ark_i64 ROW_STRIDE, ark_i64 K_STRIDE, bool ALONG, bool WHOLE>
 struct ArkExactSide {
   static constexpr int depth = DEPTH, PITCH = HIGH + 4;

@@ -1,8 +1,8 @@
 // Operations on both 16-bit values (fp16 or bf16) of a 32-bit word at once.
 
-// Hides a constant from the compiler, so that it stays in a register. The result is multiplied by
-// the grid's z dimension, which is always 1. An instruction has space for one immediate constant;
-// further constants would be moved to registers each time.
+// Hides from the compiler that v is a constant, so that v stays in a register: v is multiplied by
+// the grid's z dimension, which is always 1. An instruction has space for only one immediate
+// constant, so the compiler would move further constants to registers before each use.
 ARK_DEVICE ark_u32 ark_kept(ark_u32 v) { return v * gridDim.z; }
 ARK_DEVICE ark_u32 ark_pair_sum(ark_u32 a, ark_u32 b) {
   ark_u32 sum;

@@ -1,9 +1,9 @@
 // Convolutions in groups on mma.sync, of images whose channels are the last dimension. A task
 // copies its part of the image and its weights to shared memory. A warp then multiplies 16 M
-// results of a group by N times 8 of the group's outputs. Eight neighbouring channels at one
-// element of the window are half of the k of an instruction; no other group's channels are read. An
-// image with channels first and at most eight channels, as a network's input, gets zeros as further
-// channels in shared memory.
+// results of a group by N times 8 of the group's outputs. Along k, half of an instruction
+// multiplies eight neighbouring channels at one element of the window. An image with channels first
+// and at most eight channels, as a network's input, gets zeros as further channels in shared
+// memory.
 
 // The layout of a task's shared memory: 16 bytes of zeros, the weights, and the image's pixels.
 // Rows are an odd number of 16 bytes apart, so that eight consecutive rows are in different banks.
@@ -29,8 +29,8 @@ struct ArkGroups {
   }
 };
 
-// In one dimension: the end (last index + 1) of the input pixels that a task's tile needs. Results
-// past the output's end are not stored, so their input pixels do not count.
+// Returns, for one dimension, the end (last index + 1) of the input pixels that a task's tile
+// needs. Results past the output's end are not stored, so their input pixels are not needed.
 template <int TILE, int SIZE, int K, int STEP, int APART, int BEFORE, int IMAGE>
 ARK_DEVICE int ark_groups_end(int coord) {
   const int last = (coord + TILE < SIZE ? coord + TILE : SIZE) - 1;
@@ -118,7 +118,8 @@ ARK_DEVICE void ark_groups(ArkCtx& c, const ArkTask& t, const Weight& weight, co
   for (int e = ark_tid(); e < G::DEPTH * (TILE::tile[3] / 8); e += ARK_THREADS) {
     const int k = e / (TILE::tile[3] / 8), v = e % (TILE::tile[3] / 8);
     const int output = t.coord[3] + v * 8;
-    // Weights of an image with channels first have the channels as the outer part of k.
+    // If the image has its channels first, k runs over channels and, for each channel, over the
+    // window.
     const int from = FEW == 0 ? k : k % 8 * (WINDOW::down * WINDOW::across) + k / 8;
     const bool here = output < TILE::size[3] && (FEW == 0 || k % 8 < FEW);
     ark_copy_words(weights + static_cast<ark_u32>(k * G::WEIGHT + v * 16),

@@ -27,9 +27,9 @@ ARK_DEVICE void ark_hold_two(ArkWords<T, 2>& to, const T* p) {
   to = both.words;
 }
 
-// Hides from the compiler that cosines and sines do not change from head to head. Otherwise the
-// compiler would convert them once for all heads of a tile, which takes twice as many registers,
-// and would spill other values. q: the head's first column, a small number.
+// Hides from the compiler that cosines and sines are the same for all heads. Otherwise the compiler
+// would convert them once for all heads of a tile; the converted values take twice as many
+// registers, so other values would be spilled. q: the head's first column, a small number.
 template <typename T>
 ARK_DEVICE void ark_hide(ArkPack<T, 2>&, ark_u32) {}
 template <typename T>

@@ -100,8 +100,8 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
     const int at = Tile::at(e);
     if (at >= 0) own[place % P * RM + at] = sum[e];
   }
-  // The atomic addition to the count orders the warps: lane 0 releases the stores of its warp and
-  // acquires those of the others. A shuffle would not order memory.
+  // By the atomic addition to the count, lane 0 releases its warp's stores and acquires those of
+  // the other warps. __syncwarp extends this to all lanes; a shuffle would not order memory.
   __syncwarp();
   ark_u32 before = 0u;
   if (ark_lane() == 0) {
@@ -122,7 +122,7 @@ ARK_DEVICE bool ark_batch_total(int stage, float* parts, ark_u32* counts, float 
   return true;
 }
 
-// The number of the first stage of the task that this warp multiplies.
+// Returns the number, within the task, of the first stage that belongs to this warp.
 ARK_DEVICE int ark_first_stage(const ArkCtx& c, const ArkTask& t) {
   const ark_u32 before = (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS;
   return static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS - before) % ARK_WARPS);

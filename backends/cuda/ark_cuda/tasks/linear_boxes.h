@@ -22,7 +22,8 @@ struct ArkBox {
   static constexpr int CHAINS = BOTH && R > 8 ? 2 : 4;  // independent sums of a set
   static_assert(R == 8 || R == 16, "one set of rows or two");
 
-  // The number of the first 16-byte chunk that a lane loads from each block of 64 elements.
+  // Of each block of 64 elements a lane loads some 16-byte chunks. Returns the number of the first
+  // of them.
   ARK_DEVICE_MEMBER static int chunk() {
     const int t = ark_lane() % 4;
     return R > 8 ? (t & 1) | (t >> 1) << 2 : 2 * t;

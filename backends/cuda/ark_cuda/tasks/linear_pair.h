@@ -3,8 +3,7 @@
 
 // The layout of a lane's sums (see ArkRowsTile) for two input rows, PITCH elements apart, and four
 // rows of weights. Each input row uses four of the tile's columns. Lanes whose numbers differ only
-// in bits 0, 2 and 3 have the same sums. Of these lanes, the one with the lowest number stores
-// them.
+// in bits 0, 2 and 3 have the same sums; the lowest of these lanes stores them.
 struct ArkUnitsTile {
   static constexpr int COLUMNS = 1, ALL = 2;
   static constexpr int FIRST_ROW = 16, LAST_ROW = 32;
@@ -31,8 +30,9 @@ ARK_DEVICE void ark_pair_products(const T* w, const T* x, float (&sum)[2]) {
   const T* lower = w + row / S * 2 * K + own;  // two neighbours belong to one lane
   float all[4];
   ark_units_sums<4, K>(lower, lower + K, x + row / S * PITCH + own, all);
-  // A lane has two columns of the product. At most one of them multiplies the same part of k as the
-  // lane's rows of weights do.
+  // A lane has results of two columns of the product. Each column is one part (range of k) of an
+  // input row, and each row is one part of a row of weights. Only the results of equal parts are
+  // used, which is at most one of the two columns.
   const bool mine = ark_lane() % 2 == segment / 2, odd = segment % 2 != 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

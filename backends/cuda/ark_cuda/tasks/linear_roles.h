@@ -125,11 +125,11 @@ ARK_DEVICE bool ark_row_total(float sum, int row, int number, float* parts, ark_
 }
 
 // Called by the lead warp: polls one packet of the input in row ROW, so that the task does not
-// begin long before its input has arrived. Beginning early would take bandwidth from the weights.
-// The packet is the one that a processor far from this one is expected to publish last. If the
-// input is a sum of shares of ranks and has few elements, one packet of each share is polled at
-// once. If it has more elements, a packet of this rank's share is polled first, then one of the
-// preceding rank's share.
+// begin long before its input has arrived. In a task that begins early, all threads poll for the
+// input, which takes bandwidth from the weights. The polled packet is one that is expected to
+// arrive late: the last packet of a processor far from this one. If the input is a sum of shares of
+// ranks and has few elements, one packet of each share is polled at once. If it has more elements,
+// a packet of this rank's share is polled first, then one of the preceding rank's share.
 constexpr int ARK_POLLED_TOGETHER = 4096;
 template <int K, int SHARES, int ROW, int PROCESSORS, class X>
 ARK_DEVICE void ark_linear_poll(ArkCtx& c, const ArkTask&, X input) {

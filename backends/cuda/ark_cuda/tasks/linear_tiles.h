@@ -8,7 +8,8 @@
 template <bool TALL, int R, int M>
 struct ArkRowsTile {
   static constexpr int COLUMNS = TALL ? 2 : 1, ALL = 2 * COLUMNS;
-  // Lanes whose numbers differ only in these bits have the same columns and different rows.
+  // The bits of a lane's number with values from FIRST_ROW to below LAST_ROW select the lane's
+  // rows. Lanes whose numbers differ only in these bits have the same columns.
   static constexpr int FIRST_ROW = TALL ? 4 : 1, LAST_ROW = TALL ? 32 : 4;
   ARK_DEVICE int row() { return (TALL ? ark_lane() / 4 : ark_lane() % 4) * 2; }
   ARK_DEVICE int column() { return TALL ? ark_lane() % 4 * 2 : ark_lane() / 4; }

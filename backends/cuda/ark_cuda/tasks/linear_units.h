@@ -4,7 +4,8 @@
 // them sooner, and the loading warp waits less for free slots of the ring.
 
 // Products of R rows of K weights with x (one or a few input rows) on matrix units (m16n8k16). They
-// take a tenth of the instructions of ark_stage_dots. Weights and x are in shared memory.
+// take a tenth of the instructions of ark_stage_dots, which computes the same by scalar
+// instructions. Weights and x are in shared memory.
 //
 // Each row of weights is cut along k into ARK_SEGMENTS parts, and each part is a row of the matrix
 // unit's tile. Each row of x is cut into the same parts, and each part is a column of the tile.

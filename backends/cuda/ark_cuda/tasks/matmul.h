@@ -2,8 +2,8 @@
 // tile's columns. They also divide each chunk of k: a warp has 32 elements along k. Rows of a are
 // converted and go through shared memory. Elements of b are loaded directly to registers, eight
 // elements per lane. Lane l has elements 8 (l % 4) to 8 (l % 4) + 7 along k, so that a load has 16
-// bytes. This is possible because elements of k may be assigned to the instruction's k indices in
-// any way that is the same for a and b.
+// bytes. This differs from the instruction's order along k, which is correct because a and b have
+// the same order.
 
 ARK_DEVICE ark_u32 ark_pack(ark_u32 low, ark_u32 high) { return low | high << 16; }
 

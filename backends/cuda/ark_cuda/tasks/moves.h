@@ -1,6 +1,6 @@
 // Copies and sums between ranks by the moving warps (movers.h). They use plain memory, keep a few
-// accesses of 16 bytes in flight per thread, and limit the rate at which they send bytes. With all
-// processors at this rate, the links to peers are fully used.
+// accesses of 16 bytes in flight per thread, and limit the rate at which they send bytes. The limit
+// is such that all processors together fully use the links to peers.
 
 // A processor sends at most ARK_MOVE_BYTES in ARK_MOVE_CYCLES clock cycles.
 constexpr ark_u32 ARK_MOVE_BYTES = 4096u, ARK_MOVE_CYCLES = 3000u;

@@ -3,9 +3,9 @@
 // Results of 16 bits go through the warp's slab of shared memory and are stored as whole lines.
 // Results of 32 bits are stored as pairs, and the pairs of four lanes fill a 32-byte sector.
 //
-// The expression's other operands are loaded SOME columns ahead. Those of the first columns are
-// loaded before the sums are complete. A residual of 16 bits passes through the slab, so that its
-// next pieces are loaded while the current columns are computed.
+// The expression's other operands, such as a residual, are loaded SOME columns ahead. The operands
+// for the first columns are loaded before the sums are complete. A residual of 16 bits is loaded in
+// whole lines and distributed to the lanes through the slab.
 
 struct ArkNothing {};
 

@@ -3,9 +3,9 @@
 // stored, so that no store waits for a load.
 
 // Like ark_matrix_each (matrix_store.h), for an epilogue that reads a residual. Calls eight(row,
-// column, values, count, elements) for each eight neighbouring results; `elements` are those of the
-// residual. ahead(row, column, there): loads these elements before the results are computed;
-// `there` is false past the result's end.
+// column, values, count, elements) for each eight neighbouring results; `elements` are the
+// residual's elements at the same positions. ahead(row, column, there): loads these elements before
+// the results are computed; `there` is false past the result's end.
 template <int COLUMNS, typename S, class Ahead, class Eight>
 ARK_DEVICE void ark_matrix_each_residual(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int rows,
                                          int columns, const Ahead& ahead, const Eight& eight) {

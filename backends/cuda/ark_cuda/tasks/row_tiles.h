@@ -110,11 +110,11 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
   const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
   const Row& upper = R > 1 ? (&lower)[1] : lower;
   // If all segments (parts of a row) begin at the same bank of shared memory, every second segment
-  // processes its units in reverse order.
+  // processes its units in reverse order, to avoid bank conflicts.
   constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
                           UNIT / TILE::OF_BYTE == 64;
-  // If a unit covers all banks, every second segment (part of a row) processes the halves of each
-  // unit in reverse order.
+  // If a unit covers all banks of shared memory, every second segment (part of a row) processes the
+  // halves of each unit in reverse order, to avoid bank conflicts.
   constexpr bool HALVES =
       SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNIT / TILE::OF_BYTE == 128 && STEPS == 2;
   const int turned = segment % 2, begin = segment * PART, lane = me % 4;
@@ -163,7 +163,8 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
       all[2 + e] = fmaf(d[0][2 + e] + d[1][2 + e], second, all[2 + e]);
     }
   }
-  // Of the tile's products, only those of a part of a row with the same part of x are used.
+  // The tile has products of each part of a row of weights with each part of x. Only products of
+  // equal parts are used.
   const bool mine = lane == segment / 2, odd = segment % 2 != 0;
   float sums[2] = {mine ? (odd ? all[1] : all[0]) : 0.0f, mine ? (odd ? all[3] : all[2]) : 0.0f};
   if constexpr (ONE) {

@@ -144,7 +144,8 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
     typename Sum::type d[P::WIDE / 2];
 #pragma unroll
     for (int i = 0; i < P::WIDE / 2; ++i) {
-      // Keeps the compiler from using the registers before the asynchronous load has filled them.
+      // This empty instruction keeps the compiler from using the registers before the asynchronous
+      // load has filled them.
       asm volatile("" : "+r"(v[i / 8][i % 8]) : : "memory");
       d[i] = Sum::of(v[i / 8][i % 8]);
     }

@@ -100,8 +100,8 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   const int group = ark_warp() / 4, first = ark_tid() % 128 == 0;
   ark_u32 full = ark_shared_address(ark_matrix.full);
   ark_u32 empty = ark_shared_address(ark_matrix.empty);
-  // Keeps the compiler from computing the addresses again in each step instead of keeping them in
-  // registers.
+  // This empty instruction makes the compiler keep the addresses in registers. Otherwise it would
+  // compute them again in each step.
   asm volatile("" : "+r"(full), "+r"(empty));
   const ark_u32 stages = ark_shared_address(ark_matrix_stage(c, 0u));
   const ark_u32 left = ark_matrix_operand(stages + group * P::A_HALF, P::A_LEAD);
@@ -109,9 +109,9 @@ ARK_DEVICE void ark_matrix_product(ArkCtx& c, const ArkTask& t, const Steps& ste
   constexpr ark_u32 STRIDE = P::TALL ? 1u : 2u;  // stages between two stages of a warpgroup
   ArkMatrixSlot at = ark_matrix_place_of();
   ark_each_tile<typename P::deal, false>(t, [&](int i0, int i1, int m0, int n0) {
-    // The sums are cleared although the first product overwrites them. To the compiler they would
-    // otherwise be read before they are written, and their registers would stay live in all other
-    // bodies of the loop.
+    // The sums are set to zero although the first product overwrites them. Otherwise the compiler
+    // would assume that they are read before they are written, and would keep their registers live
+    // in all other bodies of the loop.
     typename W::Sum d[P::ALL / 2] = {};
     const ark_u32 steps = steps_of(i1);
     const int top = 16 * (ark_warp() % (P::TALL ? 8 : 4));

@@ -26,10 +26,10 @@ ARK_DEVICE ArkLines ark_next_lines(ArkCtx& c, const unsigned char* other) {
   return lines.count > 0 ? lines : ArkLines{(const ark_global<char>*)other, 1};
 }
 
-// Polls a packet until it has arrived or ARK_ASKED lines per lane were prefetched. The first
-// `patience` polls prefetch nothing. Loads return in order, so a poll returns only after all
-// prefetches that were issued before it. Therefore only a few prefetches are in flight at a time,
-// and other waves' reads do not queue behind many prefetches.
+// Polls a packet and prefetches between the polls, until the packet has arrived or ARK_ASKED lines
+// per lane were prefetched. The first `patience` polls prefetch nothing. Loads return in order, so
+// a poll returns only after all earlier prefetches have returned. Therefore only a few prefetches
+// are in flight at a time, and they delay other waves' reads only a little.
 ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, int patience) {
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
   const auto* tasks = ARK_POINTER(const ArkTask, ARK_PARAMS(c)->tasks);

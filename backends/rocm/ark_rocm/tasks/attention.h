@@ -1,10 +1,10 @@
 // Attention of one query row over a KV cache that is read in place. The cache has a row of D
 // elements per position. A lane loads 16 bytes of a row, so one load of the whole wave covers
-// several rows. The waves of a block are first divided among the query heads that share a key head.
-// If there are more waves than heads, the waves of a head divide the positions. This order leaves
-// few sums to combine. Each wave has one running maximum per head (online softmax). Sums are
-// combined over lanes by shuffles and over waves through shared memory. Waves that read the same
-// positions hit each other's lines in the L1 cache.
+// several rows. The waves of a block are first divided among the query heads that share a key head;
+// if there are more waves than heads, the waves of a head divide the positions. In this way few
+// partial sums must be combined. Each wave has one running maximum per head (online softmax). Sums
+// are combined over lanes by shuffles and over waves through shared memory. Waves that read the
+// same positions hit each other's lines in the L1 cache.
 
 // The greatest common divisor of a and b. Used with the number of query heads of a key head and the
 // number of waves: the result is the number of heads that are computed at the same time.
@@ -123,8 +123,8 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) most = __builtin_fmaxf(most, score[g][a]);
       state[g].rise(ark_warp_max(most));
-      // Positions past the end need no test here. Their scores are far below the maximum, so their
-      // exponentials are 0.
+      // Positions past the end need no test here: they were given scores far below the maximum, so
+      // their exponentials are 0.
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }

@@ -64,8 +64,8 @@ ARK_DEVICE void ark_attention_one(ArkCtx& c, const ArkTask& t, const T* type, fl
 #pragma unroll
       for (int a = 0; a < AHEAD; ++a) state.add(ark_exp2(score[a] - state.top), v[a]);
     }
-    // The sums are added over the lanes of each half wave by register moves, then over the half
-    // waves and the waves in shared memory.
+    // The sums are added over the lanes of each half wave by register moves, and then over all half
+    // waves of the block in shared memory.
     state.weight = ark_half_sum<GROUP>(state.weight);
 #pragma unroll
     for (int n = 0; n < N; ++n) state.sum[n] = ark_half_sum<GROUP>(state.sum[n]);

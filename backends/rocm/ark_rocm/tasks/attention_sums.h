@@ -49,8 +49,8 @@ ARK_DEVICE ark_u32x4 ark_piece_at(const T* p) {
   return *(const ark_global<ark_u32x4>*)p;
 }
 
-// Sums v within each half of 32 lanes, over the lanes with equal index in their group of GROUP
-// neighbouring lanes. Every lane gets the sum for its index.
+// Each half of the wave (32 lanes) consists of groups of GROUP neighbouring lanes. Sums v over the
+// lanes of a half that have the same index in their group; every lane gets the sum for its index.
 template <int GROUP>
 ARK_DEVICE float ark_half_sum(float v) {
   if (GROUP <= 4) v += ark_row_move<0x124>(v);  // row_ror 4
@@ -59,8 +59,8 @@ ARK_DEVICE float ark_half_sum(float v) {
                  static_cast<int>(ark_float_bits(v)), 0x401f)));  // the other row of 16
 }
 
-// Sums v over groups of LANES (4, 8 or 16) neighbouring lanes; each lane of a group has a part of
-// one position's score. All lanes of a group get the group's sum.
+// Sums v over each group of LANES (4, 8 or 16) neighbouring lanes. Every lane of a group gets the
+// group's sum. (Each lane has a part of the score of one position.)
 template <int LANES>
 ARK_DEVICE float ark_group_sum(float v) {
   v += ark_row_move<0xb1>(v);

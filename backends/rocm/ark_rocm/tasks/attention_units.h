@@ -15,9 +15,9 @@ typedef ark_u16x8 ark_unit_part;  // a lane's part of a block's 16 elements alon
 // holds. ark_unit_slot(row): the inverse, the lane that holds a row.
 ARK_DEVICE constexpr int ark_unit_order(int lane) { return lane; }
 ARK_DEVICE constexpr int ark_unit_slot(int row) { return row; }
-// Joins the pieces of 8 elements along k that a lane holds to an operand of the matrix unit.
-// Depending on the unit, an operand is one piece or a pair of pieces. The second piece of a pair is
-// `apart` bytes after the first one.
+// These functions load a lane's operand of the matrix unit. With MFMA an operand is one piece of 8
+// elements along k; with WMMA it is two pieces, of which the second one is `apart` bytes after the
+// first.
 ARK_DEVICE int ark_unit_piece() { return ark_lane() / ARK_UNIT; }
 ARK_DEVICE ark_unit_part ark_unit_joined(ark_u32x4 first, ark_u32x4) {
   return __builtin_bit_cast(ark_unit_part, first);
@@ -75,7 +75,8 @@ ARK_DEVICE int ark_unit_first() { return ark_lane() / ARK_UNIT * 4; }
 // 2^v, with an error of a few units in the last place.
 ARK_DEVICE float ark_attention_power(float v) { return __builtin_amdgcn_exp2f(v); }
 
-// Converts two exponentials to elements. Halfway cases of bf16 are rounded up.
+// Converts two exponentials (fp32) to two fp16 or bf16 elements in one word. A value halfway
+// between two bf16 numbers is rounded up.
 ARK_DEVICE ark_u32 ark_attention_pair(const ark_f16*, float a, float b) {
   return ark_half(a).bits | static_cast<ark_u32>(ark_half(b).bits) << 16;
 }
@@ -130,8 +131,8 @@ struct ArkAttentionUnits {
   static constexpr int APART = WIDTH / 4 + (42 - WIDTH / 4 % 8) % 8, WIDE = 4 * APART;
   static constexpr int VALUES = PIECES * PITCH * 16;  // where they begin, in bytes
   static constexpr int TASKS = SLABS * GROUPS;
-  // True if addresses derived from the thread's number stay in registers. Otherwise each round of
-  // the loop computes these addresses again.
+  // True if addresses that depend on the thread's number are kept in registers. If false, each
+  // round of the loop computes them again, to save registers.
   static constexpr bool KEPT = WIDTH == 64 || (WIDTH == 128 && PARTS == 1);
   // The number of operands that are read from shared memory in one batch, while the previous batch
   // is multiplied.

@@ -114,8 +114,9 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
     next_keys.fetch(head_keys, tile, tid(), first_of(2));
     ark_sync();
   }
-  // One round of the loop, for block n of keys. The keys in shared memory are those of block n, or
-  // of block n + 1 if scores are computed ahead. more: true if there is a further block.
+  // One round of the loop, for block n of keys. Shared memory contains the keys of block n or, if
+  // scores are computed one block ahead, the keys of block n + 1. more: true if there is a further
+  // block.
   const auto step = [&](int n, bool more) __attribute__((always_inline)) {
     next_values.place(shared, tid());
     next_values.fetch(head_values, tile, tid(), first_of(n + 1));

@@ -2,7 +2,8 @@
 // load reads share a scale, vector units multiply (linear_rows.h). Otherwise matrix units multiply
 // (linear_several.h).
 
-// A declaration. The function is defined in ark/tasks/experts.h, which comes later in the source.
+// A forward declaration: the function is defined in ark/tasks/experts.h, which follows later in the
+// kernel's source.
 template <int K, bool SLOTS, int FIRST, int OF, class X, class E>
 ARK_DEVICE int ark_expert_input(ArkCtx& c, int row, int slot, const X& x, const E& experts,
                                 float* xs);
@@ -126,8 +127,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));  // with several inputs: two buffers in turn
   float* sums = xs + (INPUTS > 1 ? 2 : 1) * ALL;         // by run, row, part
   const int row = t.coord[0], slot = TOTAL > 0 ? 0 : t.coord[1];
-  // These numbers are the same in all lanes of a wave. readfirstlane tells the compiler so; it then
-  // computes addresses of rows once per wave.
+  // These numbers are the same in all lanes of a wave. readfirstlane makes this known to the
+  // compiler, which then computes the addresses of rows once per wave.
   const int warp = __builtin_amdgcn_readfirstlane(ark_warp()), own_part = warp % PARTS;
   if (!ark_enter(c)) return false;
   ArkPacketRows<K, INPUTS, SLOTS> held;
@@ -152,8 +153,8 @@ ARK_DEVICE bool ark_expert_split(ArkCtx& c, const ArkTask& t, X x, const unsigne
       const auto* from = ark_to_global(r % WEIGHTS > 0 ? second : bytes);
       runs[r] = {from + first * static_cast<ark_i64>(sizeof(ROW)), count, ark_lane()};
     }
-    // Past the last row, the last row is loaded again. With a branch that skips the load, the
-    // compiler could not count the loads in flight, and the next wait would be for all of them.
+    // Past the last row, the last row is loaded again instead of skipping the load. With a branch,
+    // the compiler could not count the loads in flight, and the next wait would be for all of them.
     const auto load = [&](const Split& run, int part) {
       const int of = part / PARTS;
       return run.load_from(of < rows ? of : rows - 1, own_part);

@@ -163,7 +163,7 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
   int expert[ADDED];
 #pragma unroll
   for (int s = 0; s < ADDED; ++s) expert[s] = *ark_address(experts, 0, 0, row, slot + s);
-  // Memory has little to do from the arrival of the input to the next linear layer. In this time
+  // From the arrival of the input until the next linear layer, few bytes are loaded. In this time
   // the block prefetches the next layer's first weights into caches.
   ArkLines next{nullptr, 0};
   ark_u32 asked[2] = {};
@@ -256,7 +256,7 @@ ARK_DEVICE bool ark_expert_scaled(ArkCtx& c, const ArkTask& t, X x, const unsign
     const auto products = [&](auto then) {
 #pragma unroll
       for (int begin = 0; begin < OWN; begin += TOGETHER) {
-        // Scales of MXFP4 are powers of two.
+        // In MXFP4 all scales are powers of two. This test finds out whether the loaded scales are.
         ark_u32 others = 0u, least = ~0u;
 #pragma unroll
         for (int o = begin; o < begin + TOGETHER; ++o) {

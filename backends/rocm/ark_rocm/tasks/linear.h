@@ -4,8 +4,8 @@
 // a block of eight waves) are in flight before the task waits for its input. The registers that
 // receive the weights are used as a ring buffer.
 
-// A declaration. The type is defined in ark/tasks/linear_epilogue.h, which comes later in the
-// source.
+// A forward declaration: the type is defined in ark/tasks/linear_epilogue.h, which follows later in
+// the kernel's source.
 template <int S, int M, class A>
 struct ArkSummed;
 
@@ -20,9 +20,9 @@ struct ArkSplitRows {
   int count;  // number of parts of all rows
   int lane;
 
-  // Past the last part or the row's end, existing data is loaded again. With a branch that skips
-  // the load, the compiler could not count the loads in flight, and the next wait would be for all
-  // of them.
+  // Past the last part or the row's end, existing data is loaded again instead of skipping the
+  // load. With a branch, the compiler could not count the loads in flight, and the next wait would
+  // be for all of them.
   ARK_METHOD ark_u32x4 load(int part) const {
     const int known = part < count ? part : count - 1;
     const ark_i64 start = WHOLE ? static_cast<ark_i64>(known) * SPAN
@@ -83,8 +83,9 @@ ARK_DEVICE float ark_split_input(ArkCtx& c, X x, const P& prologue, float* xs, f
   }
 }
 
-// If the input consists of packets, one wave waits for one packet before all threads read their
-// packets. Many threads that poll at once would delay each other and the loads of weights.
+// If the input consists of packets, one wave first polls one packet until it has arrived. Then all
+// threads read their packets. If all threads polled, they would delay each other and the loads of
+// weights.
 template <int K, typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 ARK_DEVICE bool ark_gate(ArkCtx& c, const ArkOperand<T, S0, S1, S2, S3, SYSTEM>& x) {
   if constexpr (ark_packets<T>) {

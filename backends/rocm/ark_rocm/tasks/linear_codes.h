@@ -1,7 +1,8 @@
 // Quantised weights for linear layers of several input rows (linear_several.h). Codes are converted
 // to bf16, which represents each code exactly. The scales of the codes multiply the sums.
 
-// The factor by which a float that the hardware converts from a code is too small (codes.h).
+// The hardware's conversion of a code may give a number that is too small by a constant factor
+// (codes.h). This is the factor.
 template <class C>
 constexpr float ARK_CODE_UNIT = 1.0f;
 // How the eight codes that a lane converts at once form pairs. False: neighbours form pairs. True:
@@ -85,9 +86,9 @@ ARK_DEVICE ark_u32x4 ark_code_pairs(const ark_e5m2*, const ark_u32* words) {
 #endif
 #endif
 
-// The weights of a linear layer that are rows of codes. For each product a lane has eight
-// neighbouring codes. The 32 codes of one row in a product share one scale.
-// ROWS, lane: see ArkSeveralDense.
+// The weights of a linear layer, stored as rows of codes. For each product a lane has eight
+// neighbouring codes. A product multiplies 32 codes of a row, which have one scale. ROWS, lane: see
+// ArkSeveralDense.
 template <class ROW, int ROWS>
 struct ArkSeveralCodes;
 template <class C, int K, int GROUP, class S, bool ZERO, int R>

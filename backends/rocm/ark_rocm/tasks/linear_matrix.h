@@ -9,12 +9,13 @@
 // three parts of the input, of 8 bits of the significand each, whose sum is the input exactly. The
 // fourth column is zero.
 
-// Defined in ark/tasks/linear_epilogue.h, which comes later in the source.
+// A forward declaration: the type is defined in ark/tasks/linear_epilogue.h, which follows later in
+// the kernel's source.
 template <class E, class B>
 struct ArkBiasedSums;
 
-// Loads the bias of a row before the sums are complete; 0 without a bias. The epilogue later loads
-// it again, and then finds it in the L1 cache.
+// Loads the bias of a row before the sums are complete, so that it is in the L1 cache when the
+// epilogue loads it; returns 0 if there is no bias.
 template <class E>
 ARK_DEVICE float ark_bias_ahead(ArkCtx&, const E&, int) {
   return 0.0f;
@@ -205,8 +206,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   const auto* base = (const ark_global<char>*)(weights + static_cast<ark_i64>(first) * K);
   const int at = warp * PART + lane / 4 * 8;
   const auto inside = [&](int piece) { return WHOLE || at + piece * 128 < K; };
-  // Past the last row, the last row is loaded again. Past a row's end, the row's first elements are
-  // loaded again. With a branch that skips the load, the compiler could not count the loads in
+  // Past the last row, the last row is loaded again, and past a row's end the row's first elements
+  // are, instead of skipping the load. With a branch, the compiler could not count the loads in
   // flight, and the next wait would be for all of them.
   const auto load = [&](int four, int piece) {
     const int row = four * 4 + (lane % 4 ^ lane / 4 % 4);

@@ -50,9 +50,9 @@ struct ArkSeveralDense {
   }
   ARK_METHOD int place(int s) const { return place(s, ROWS == 8 ? lane / 8 % 2 : 0); }
   static constexpr int order(int e) { return e; }
-  // Past the last row or the row's end, existing data is loaded again. With a branch that skips the
-  // load, the compiler could not count the loads in flight, and the next wait would be for all of
-  // them.
+  // Past the last row or the row's end, existing data is loaded again instead of skipping the load.
+  // With a branch, the compiler could not count the loads in flight, and the next wait would be for
+  // all of them.
   ARK_METHOD Piece load(int top, int chunk) const {
     const int row = top + lane % ROWS < rows ? top + lane % ROWS : rows - 1;
     Piece piece;
@@ -269,7 +269,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       if (!stored(o)) continue;
       ark_sums_ahead(c, epilogue, input_row(o), first + row_of(o), rows - row_of(o), ahead[o]);
     }
-    // A lane's sums are used only if its row of weights and its columns are of the same half.
+    // With 8 rows, a lane's sums are used only if its row of weights and its columns of the input
+    // belong to the same half of the chunk.
     const int half = lane / 8 % 2, column = warp * 16 + lane / 16 * 4;
     if (ROWS == 16 || half == lane / 32) {
 #pragma unroll

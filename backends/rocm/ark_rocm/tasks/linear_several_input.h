@@ -99,9 +99,9 @@ struct ArkSeveralInput {
     for (int e = 0; e < 8; ++e) to[e] = v[s][e];
   }
 };
-// With 8 rows in a product, pairs of lanes load elements for each other and then exchange them. The
-// two lanes of a pair have different halves of a chunk. So each load of the wave covers whole cache
-// lines.
+// With 8 rows in a product, the two lanes of a pair need different halves of a chunk. Each lane
+// loads elements for both and then they exchange them, so that each load of the wave covers whole
+// cache lines.
 template <ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM, int STEPS>
 struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true, STEPS> {
   static constexpr bool BF16 = false;

@@ -27,8 +27,8 @@ ARK_DEVICE int ark_lane_k() { return 0; }
 
 typedef float ark_block __attribute__((ext_vector_type(ARK_BLOCK_ELEMENTS)));
 typedef short ark_part __attribute__((ext_vector_type(ARK_LANE_K)));
-// The type by which a lane's part of an operand is accessed in shared memory. A row there is only a
-// multiple of 8 or 16 bytes long, and some parts' types require a larger alignment.
+// The type by which a lane's part of an operand is accessed in shared memory. Its alignment is
+// reduced to 8 or 16 bytes, because rows in shared memory are multiples of only so many bytes.
 typedef ark_part ark_part_shared __attribute__((aligned(ARK_LANE_K * 2 < 16 ? 8 : 16)));
 typedef _Float16 ark_part_f16 __attribute__((ext_vector_type(ARK_LANE_K)));
 typedef __bf16 ark_part_bf16 __attribute__((ext_vector_type(ARK_LANE_K)));
@@ -90,8 +90,8 @@ ARK_DEVICE ark_block ark_multiply(const ark_bf16*, ark_part a, ark_part b, ark_b
 #endif
 }
 
-// A shared-memory address that stays in a register. The compiler would otherwise compute it again
-// at each use.
+// An address in shared memory. With this type the compiler keeps the address in a register instead
+// of computing it again at each use.
 template <typename T>
 using ark_in_local = __attribute__((address_space(3))) T;
 typedef ark_in_local<char> ark_local;
@@ -100,7 +100,7 @@ ARK_DEVICE ark_local* ark_kept(ark_local* p) {
   return p;
 }
 
-// A piece is eight elements along k, or along the rows if memory is contiguous along those.
+// A piece is eight elements that are contiguous in memory: along k, or along the rows.
 constexpr int ARK_PIECE = 8;
 
 typedef unsigned char ark_u8x8 __attribute__((ext_vector_type(8)));
@@ -208,7 +208,7 @@ ARK_DEVICE typename ArkElements<T>::piece ark_fetch_piece(const ArkSide<T>& side
   return piece;
 }
 
-// Tells the compiler that a value is the same in all lanes of the wave, which it cannot see itself.
+// Makes known to the compiler that a value is the same in all lanes of the wave.
 ARK_DEVICE ark_u64 ark_uniform(ark_u64 v) {
   const int low = __builtin_amdgcn_readfirstlane(static_cast<int>(v));
   const int high = __builtin_amdgcn_readfirstlane(static_cast<int>(v >> 32));
@@ -348,8 +348,8 @@ ARK_DEVICE void ark_matrix_tile(char* shared, const ArkSide<A>& a, const ArkSide
       }
     }
   };
-  // With 64 lanes, there are enough registers to unroll the loop over buffers, so that the buffer
-  // of a step is a compile-time constant.
+  // With 64 lanes, there are enough registers to unroll the loop by the number of buffers. The
+  // buffer of each step is then a compile-time constant.
   constexpr int ROUNDS = ARK_LANES == 64 ? BUFFERS : 1;
   const auto run = [&](auto fetch) __attribute__((always_inline)) {
     fetch(0);

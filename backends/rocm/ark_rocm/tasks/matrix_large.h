@@ -12,9 +12,9 @@ constexpr int ARK_DEEP = 32;   // elements along k in a step
 constexpr int ARK_HALF_PIECES = 2;
 
 // Wait until all but the last LEFT accesses of this wave are complete: ark_await_local for accesses
-// to shared memory, ark_await_loads for loads from global memory. The compiler recognises the
-// builtin s_waitcnt and adds no second wait. Counters that are not waited for are set to their
-// maximum.
+// to shared memory, ark_await_loads for loads from global memory. They use the builtin of
+// s_waitcnt, which the compiler takes into account, so that it inserts no second wait. In the
+// builtin's argument, the fields of counters that are not waited for have their maximum.
 template <int LEFT>
 ARK_DEVICE void ark_await_local() {
   __builtin_amdgcn_s_waitcnt(0xc07f | LEFT << 8);
@@ -27,7 +27,7 @@ ARK_DEVICE void ark_await_loads() {
 // The lane layout of a block. Lane l holds row l % 32 of the left operand and column l % 32 of the
 // right operand. Of every 16 elements of k it holds the 8 from 8 * (l / 32) on. Its sum e belongs
 // to row 8 * (e / 4) + 4 * (l / 32) + e % 4 and column l % 32. An instruction that multiplies only
-// 8 elements of k may get any 8 of the 16 that are the same for both operands.
+// 8 elements of k may use any 8 of the 16, if they are the same for both operands.
 ARK_DEVICE int ark_large_row(int e) { return e / 4 * 8 + ark_lane() / 32 * 4 + e % 4; }
 
 #if defined(__gfx950__)
@@ -143,8 +143,9 @@ struct ArkLargeStep {
   }
   // Issues this thread's loads number `begin` to `end` - 1 of step s.
   ARK_METHOD void fetch_inside(int s, int begin, int end) {
-    // If k is contiguous in memory, the distance between steps is a constant. Every second step
-    // then has the same base address as the one before, with an offset in its load instructions.
+    // If k is contiguous in memory, the distance between steps is a constant. Therefore every
+    // second step uses the base address of the preceding step, with a constant offset in its load
+    // instructions.
     const bool odd = ALONG_K && s % 2 == 1;
     const auto* from = (const ark_global<char>*)base + (odd ? NEAR : 0);
 #pragma unroll
@@ -276,7 +277,7 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
         }
       }
     }
-    // The compiler moves no instruction across this scheduling barrier.
+    // This scheduling barrier keeps the compiler from moving instructions across it.
     __builtin_amdgcn_sched_barrier(0);
   };
   step_a.begin(tile_a, STEP);
@@ -323,8 +324,8 @@ ARK_DEVICE void ark_large_tile(char* shared, const ArkSide<T>& a, const ArkSide<
       if (SPREAD) ask(1);
       second_a.read(mine_a + now, 1);
       second_b.read(mine_b + now, 1);
-      // One wait for all reads from shared memory, instead of a wait before each product. The reads
-      // were in flight while the matrix units were busy.
+      // Waits for all reads from shared memory at once, instead of before each product. The reads
+      // were in flight while the matrix units were busy, so this wait is short.
       ark_await_local<BLOCKS_M + BLOCKS_N>();
       __builtin_amdgcn_sched_barrier(0);
       multiply(first_a, first_b, 0);

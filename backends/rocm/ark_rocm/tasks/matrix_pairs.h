@@ -44,8 +44,9 @@ ARK_DEVICE ark_block ark_products(const ArkPair<A>*, const ArkPair<B>*, ark_i32x
                                                           0, 0, 0);
 }
 #else
-// gfx942's e4m3 (FNUZ) has a different exponent bias and no negative zero. The same bits mean half
-// the number of OCP e4m3; the bits of OCP's -0 are NaN, and those of OCP's NaN are a number.
+// gfx942's e4m3 (FNUZ) has a different exponent bias and no negative zero. The bits of an OCP e4m3
+// number mean half the number in FNUZ. The bits of OCP's -0 mean NaN in FNUZ, and the bits of OCP's
+// NaN mean a number.
 template <>
 constexpr float ARK_SUM_SCALE<ArkPair<ark_e4m3>, ArkPair<ark_e4m3>> = 4.0f;
 ARK_DEVICE void ark_split_of(const ArkPair<ark_e4m3>*, const ark_u16x8& piece, ark_u16x8* parts) {

@@ -27,9 +27,9 @@ ARK_DEVICE ArkTilePacks<Several> ark_tile_packs(const Several& several) {
   return {several};
 }
 
-// Waits until all sums are complete. CDNA's matrix units deliver results after up to 19 wait
-// states, which software must insert. On one of several paths into a loop, the compiler inserts too
-// few (the emulator detected this for gfx90a), so 20 are inserted here.
+// Waits until all sums are complete. Results of CDNA's matrix units are available after up to 19
+// wait states, which software must insert. If a loop is entered on several paths, the compiler
+// inserts too few on some of them (the emulator detected this for gfx90a), so 20 are inserted here.
 template <int BLOCKS_M, int BLOCKS_N, typename Sums>
 ARK_DEVICE void ark_settle(Sums (&sums)[BLOCKS_M][BLOCKS_N]) {
 #if defined(__GFX9__)
