@@ -51,10 +51,10 @@ ARK_DEVICE float ark_few_bits(const ArkFourBits<SIGN>& few, int j) {
 
 constexpr int ark_quantized_step = 8;  // ELEMENTS_PER_LANE of quantized_linear.py
 
-// The index in shared memory of element k of row m of the input. Rows are stored V at a time:
-// element k of V rows is V neighbours. The elements that the other lanes of a warp read at the same
-// time follow, so that a warp reads contiguous memory. TURNED: true if each group of eight elements
-// is stored with the even ones before the odd ones, as in rows of a quantised matrix.
+// The index in shared memory of element k of row m of the input. The elements with the same k of V
+// rows are neighbours. They are followed by the elements that the other lanes of a warp read at the
+// same time, so that a warp reads contiguous memory. TURNED: true if, of each group of eight
+// elements, the even ones are stored before the odd ones, as in rows of a quantised matrix.
 template <int V, int GROUPS, bool TURNED>
 ARK_DEVICE int ark_quantized_place(int m, int k) {
   constexpr int STEP = ark_quantized_step, WIDE = ARK_LANES * STEP;

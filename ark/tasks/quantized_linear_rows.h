@@ -37,8 +37,8 @@ ARK_DEVICE float ark_row_zero(const ArkRow<C, K, GROUP, S, ZEROS>& row, int grou
   return ark_get(reinterpret_cast<const S*>(row.bytes + Row::ZEROS_AT), group);
 }
 
-// Code j of the codes in a 32-bit word, as a float. Of eight 4-bit codes, the even ones are in the
-// low half of the word, the odd ones in the high half.
+// The functions ark_code return code j of a 32-bit word as a float. Of eight 4-bit codes in a word,
+// the even ones are in the low half and the odd ones in the high half.
 template <class C>
 constexpr int ARK_CODES_OF_WORD = 32 / ARK_CODE_BITS<C>;
 ARK_DEVICE ark_u32 ark_code_of_four(ark_u32 word, int j) {

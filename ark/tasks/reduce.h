@@ -103,8 +103,8 @@ ARK_DEVICE ArkPack<R, N> ark_load_pack(const ArkTerms<R, TWO, M, W, A, B, Fill, 
 template <class F, typename T, int K, int V, int U, int TEAM, class In, class Finish>
 ARK_DEVICE void ark_reduce_rows(int rows, char* red, const In& in, const Finish& finish) {
   constexpr int WIDTH = TEAM * ARK_LANES, AT_ONCE = U * WIDTH * V, step = ARK_WARPS / TEAM;
-  // Casts to unsigned show the compiler that 0 <= me < WIDTH. It then unrolls loops of few rounds,
-  // and omits the loop over single elements if there are none.
+  // From the casts to unsigned the compiler sees that 0 <= me < WIDTH. It then unrolls loops of few
+  // rounds, and omits the loop over single elements if there are none.
   const int team = step == 1 ? 0 : ark_warp() / TEAM;
   const int me = static_cast<int>(static_cast<ark_u32>(ark_tid()) % WIDTH);
   constexpr int bulk = K / V * V;
@@ -280,8 +280,8 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
     };
     load(deep);
     for (int k = deep; k < K; k += U * DEEP) {
-      // The elements are kept as they were loaded and converted later, because they take fewer
-      // registers than the converted terms.
+      // The elements are kept in registers as they were loaded, and converted only when they are
+      // used, because converted terms take more registers.
       decltype(ark_held<V>(source)) held[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) held[u] = ahead[u];

@@ -5,7 +5,8 @@
 // may replace its element. Third, a factor is computed from the sum, and the result from the
 // elements and the factor.
 struct ArkSoftmax {
-  // The maximum may ignore NaN: the term of a NaN element is NaN, which makes the sum NaN.
+  // The maximum may ignore NaN elements: the term of a NaN element is NaN, so the sum of the terms
+  // becomes NaN anyway.
   struct First : ArkMaxFold {
     ARK_DEVICE float join(float a, float b) { return b > a ? b : a; }
   };
@@ -157,9 +158,9 @@ struct ArkScales<V, E, ArkAffine<W, B>, true> {
   }
 };
 
-// Determines which rows a team of warps processes in each round. Here the order is fixed;
-// row_norm_claimed.h has a type with the same functions that claims rounds at run time by an atomic
-// counter. A round is identified by the number of its first row.
+// Determines which rows a team of warps processes in each round of its loop. Here the order of
+// rounds is fixed; row_norm_claimed.h has a type with the same functions that claims rounds at run
+// time by an atomic counter. A round is identified by the number of its first row.
 //
 // All threads call the three functions in each round. `ask` is called at the beginning of the
 // round; in row_norm_claimed.h it claims a later round. `tell` is called after the sums of the

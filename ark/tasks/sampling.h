@@ -5,7 +5,7 @@
 #if !defined(ARK_HAS_LATER)
 // Stores a word in host memory that the host polls. On some backends a store to host memory delays
 // the operations after it. Such a backend may postpone the store until the iteration's tasks have
-// ended. Then each address can get only one word per iteration.
+// ended, so only one word may be stored to an address in each iteration.
 constexpr int ARK_LATER = 1;
 ARK_DEVICE void ark_post_later(ArkCtx&, int, ark_u32* p, ark_u32 v) { ark_post_host(p, v); }
 #endif
@@ -42,10 +42,10 @@ ARK_DEVICE bool ark_better(float score, ark_u32 token, float than, ark_u32 its) 
 }
 // True if a comes before b in falling order, where NaN counts as larger than all numbers.
 ARK_DEVICE bool ark_above(float a, float b) { return a > b || (a != a && b == b); }
-// Encodes a score and an index below 2^31 so that ark_better also works for rows with a NaN, which
-// counts as larger than infinity. For a row with a NaN, the score becomes infinity, and the index
-// is the NaN's. For all other rows the index becomes 2^31 or more, so that they lose against
-// infinity with a smaller index.
+// Encodes a candidate so that ark_better also orders NaN, which counts as larger than infinity.
+// score, place: the largest element that was found, and its index (below 2^31). odd: the index of a
+// NaN, or ~0 if there is none. With a NaN the score becomes infinity and the index that of the NaN.
+// Without one the index becomes 2^31 or more, so that even an infinite score loses against a NaN.
 constexpr ark_u32 ARK_PLACE = 0x7fffffffu;
 ARK_DEVICE void ark_ranked(float& score, ark_u32& place, ark_u32 odd) {
   const bool found = odd != 0xffffffffu;  // place of a NaN

@@ -17,9 +17,10 @@ ARK_DEVICE void ark_each_update(ArkCtx& c, int first, int last, const Id& id, co
   }
 }
 
-// A round of a search: all threads together examine the indices of ark_round_updates of the N
-// updates, ark_looks per thread. This struct has the updates that apply: at[i] is the number of an
-// update, to[i] the index that it updates.
+// The updates that a task must apply are searched in rounds: in a round all threads together
+// examine the indices of ark_round_updates of the N updates, ark_looks per thread. This struct has
+// the updates that were found in a round: at[i] is the number of an update, to[i] the index that it
+// updates.
 constexpr int ark_looks = 4, ark_round_updates = ark_looks * ARK_THREADS;
 struct ArkUpdates {
   const int* at;

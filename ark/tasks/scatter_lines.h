@@ -136,8 +136,8 @@ ARK_DEVICE void ark_move_line(T* to, const F* from) {
 
 // Applies N updates to one line of SIZE elements by one warp, with one update per lane. Updates of
 // the same index are applied in order. id(n), more(n): the index and value of update n. update(k,
-// v): joins v with the element at index k. meanwhile(): called while the first updates are being
-// loaded.
+// v): joins v with the element at index k. meanwhile(): work that is done while the first updates
+// are being loaded.
 template <int N, int SIZE, typename T, class Id, class More, class Meanwhile, class Update>
 ARK_DEVICE void ark_update_line(ArkCtx& c, const Id& id, const More& more,
                                 const Meanwhile& meanwhile, const Update& update) {

@@ -114,7 +114,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
   // Other processors read the launch's iteration limit at the same time, so it must not be read
   // from a cached copy.
   const ark_u32 before = ark_peek_host(limit);
-  // With many sequences of few candidates each, the loads of all sequences are in flight together.
+  // If there are many sequences with few candidates each, a thread processes one sequence, so that
+  // the loads of all sequences are in flight at the same time.
   constexpr bool BY_LANE = BATCH > ARK_WARPS && TILES <= 16 && ARK_THREADS >= BATCH;
   bool ranks = false, over = true;
   if constexpr (BY_LANE) {
@@ -143,8 +144,8 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
       ArkCandidates<TILES> own = {};
       if (!ranks) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
-      // This sum over the warp synchronises its lanes: all lanes have read the position before the
-      // first lane writes it.
+      // This sum over the warp also synchronises the lanes, so that all lanes have read the
+      // position before the first lane writes it.
       const bool reads = ark_warp_sum(position.p[0] < settings.p[3] ? 1.0f : 0.0f) > 0.0f;
       const bool first = ranks ? ark_tid() == 0 : ark_lane() == 0;
       if (ranks) ark_sync();  // all threads have read what one of them writes

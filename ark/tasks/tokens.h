@@ -88,8 +88,9 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, SHARED>(t, lo));
   // Several logits are loaded at a time, because a thread has many of them if there are few tiles.
   constexpr int B = 8;
-  // The largest logit is found among packs, if whole packs make up the tile. Noise is not added
-  // there: its code for so many logits at a time would take longer to load than to run.
+  // If the tile consists of whole packs (vectors), the largest logit is searched pack by pack. This
+  // fast path does not add noise: the unrolled code that adds noise to so many logits would take
+  // longer to load than to run.
   constexpr int PACK = 16 / static_cast<int>(sizeof(*logits.p));
   constexpr bool PACKED = ARK_THREADS > 1 && VOCABULARY % (PACK * TILES) == 0;
   const bool packed =

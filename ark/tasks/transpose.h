@@ -66,11 +66,11 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
   }
 }
 
-// Transposes squares by one thread. It copies a strip of a square, as wide as a cache line, to a
-// separate buffer and from there to the target. The reason: the distance between the source's rows
-// is often a power of two, so that all of them map to the same sets of the cache. Through the
-// buffer each cache line is read only once. A backend that can transpose blocks of 16 bytes by as
-// many rows in registers defines ARK_HAS_BLOCKS.
+// Transposes `squares` squares of SIDE by SIDE elements by one thread. The thread copies a strip of
+// a square, as wide as a cache line, to a buffer and from there to the target. Without the buffer,
+// cache lines would be read several times: the distance between the source's rows is often a power
+// of two, so all rows map to the same sets of the cache. A backend that can transpose blocks of 16
+// bytes by as many rows in registers defines ARK_HAS_BLOCKS.
 template <int SIDE, typename T, class Place>
 ARK_DEVICE void ark_transpose_alone(int squares, ark_i64 from_row, ark_i64 to_row,
                                     const Place& place) {

@@ -106,8 +106,8 @@ const char NAME[] = "ark.look";
 void drop(PyObject* capsule) { delete static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME)); }
 
 // look(tensors): returns the addresses of the tensors that may move. Returns None if a tensor
-// differs from the tensors for which `look` was created, or if its bytes are not its values (the
-// negative bit is set).
+// differs from the tensors for which `look` was created, or if its negative bit is set (its values
+// are then the negated values in memory).
 PyObject* look(PyObject* capsule, PyObject* given) {
   const Look& my = *static_cast<Look*>(PyCapsule_GetPointer(capsule, NAME));
   if (!PyList_Check(given) || PyList_Size(given) != my.given) Py_RETURN_NONE;

@@ -101,8 +101,9 @@ class Both : public ark::Engine {
 #endif
 
  private:
-  // Waits for all operations in progress before an operation of the other kind (copy engine, UCX)
-  // begins, so that the sum of both counts follows the order of starts.
+  // Called before an operation begins: waits for all operations of the other kind (copy engine or
+  // UCX) that are in progress. So operations of both kinds complete in the order in which they were
+  // started, and their counts can be added.
   void settle(bool far) {
 #if defined(ARK_UCX)
     if (ucx == nullptr) return;

@@ -25,8 +25,8 @@ class Ucx {
   Ucx() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "reading UCX's settings");
-    // With this setting, a flush of the UCX worker sends no message itself. So its end shows that
-    // all operations before it have ended (see the argument `alone` of finish).
+    // With this setting, a flush of the UCX worker sends no message of its own. The end of a flush
+    // then shows that all operations before it have ended (see the argument `alone` of finish).
     counted_ = ucp_config_modify(config, "FLUSH_WORKER_EPS", "n") == UCS_OK;
     ucp_params_t params = {};
     params.field_mask = UCP_PARAM_FIELD_FEATURES;

@@ -40,8 +40,8 @@ extern "C" int ark_loop(const ArkParams* params, int processors, void (*look)())
   if (all) {
     ark_work(&first);
   } else {
-    // The system could not start all threads, but the loop kernel works only if all processors run
-    // at once. Setting the abort word makes the threads that have started return.
+    // Here the system could not start all threads. The loop kernel works only if all processors run
+    // at once, so the abort word is set, which makes the threads that have started return.
     ark_add_release(&ark_control(params)->abort, 1u, false);
   }
   while (--running > 0) {

@@ -43,8 +43,7 @@ struct ark_bf16 {
 #define ARK_PANEL_ROWS 8
 #endif
 #define ARK_HOST_CHECK 0u
-// The compiler may reorder sums and products. Those that are written with these macros are not
-// reordered.
+// The compiler may reorder sums and products, except those that are written with these macros.
 #if defined(__clang__)
 #define ARK_ORDERED_SUM(T, a, b) ark_ordered_sum<T>(a, b)
 #define ARK_ORDERED_PRODUCT(T, a, b) ark_ordered_product<T>(a, b)

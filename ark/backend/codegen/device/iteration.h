@@ -16,10 +16,10 @@ ARK_DEVICE bool ark_told(ark_u32 iteration) {
   return iteration % 64u == 0u || (iteration & (iteration - 1u)) == 0u;
 }
 
-// Lowers the number of iterations of this launch. All processors see the new limit once they have
-// passed the barrier of a later iteration. ark.backend.codegen.writer searches the source for this
-// function's name. If no task calls it, the limit cannot fall, so each processor loads the limit
-// early, while it waits for the barrier.
+// Lowers the number of iterations of this launch. All processors see the new limit when they have
+// passed the next iteration barrier. If no task calls this function, the limit cannot fall during a
+// launch, and each processor loads the limit early, while it waits for the barrier.
+// (ark.backend.codegen.writer searches the source for the function's name.)
 ARK_DEVICE void ark_lower_limit(const ArkCtx& c, ark_u32 iterations) {
   ark_post_host(&ark_control(ARK_PARAMS(c))->limit, iterations);
 }
@@ -36,9 +36,9 @@ ARK_DEVICE bool ark_ask(ArkCtx& c) {
   return true;
 }
 
-// The present limit of the number of iterations. It is loaded early, at the same time as other
-// data, and may be out of date. Limits only fall, so an iteration that this limit excludes stays
-// excluded.
+// The number of iterations of this launch, as it is now. It is loaded early, at the same time as
+// other data, and may have fallen since. The number can only fall, so if it excludes an iteration,
+// that iteration will not run.
 ARK_DEVICE ark_u32 ark_known_limit(const ArkParams* p) {
   return ark_peek_host(&ark_control(p)->limit);
 }
@@ -46,8 +46,8 @@ ARK_DEVICE ark_u32 ark_known_limit(const ArkParams* p) {
 // Called by the leader (one thread per processor): waits until this processor may begin the
 // iteration. Returns false if the processor must leave the loop.
 //
-// The barrier opens when the preceding iteration is complete on all ranks that begin iterations
-// together (all ranks, or only this one). Processor 0 also reads whether the host wants to end the
+// The barrier opens when the preceding iteration is complete: on all ranks if they begin iterations
+// together, otherwise on this rank. Processor 0 also reads whether the host wants to end the
 // launch. It issues this load before it waits for the barrier, so that the two latencies overlap.
 // In persistent mode processor 0 also waits until the host allows the iteration.
 //
@@ -74,8 +74,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   // when the launch began.
   const bool first = iteration == ARK_PARAMS(c)->first && !system;
   const ark_u32 want = iteration * ARK_PARAMS(c)->barrier_step;
-  // This wait has a longer time limit than the waits of tasks. So if a processor is stuck in a
-  // task, that processor reports the error first, and not one that waits here for the next
+  // This wait has a longer time limit than the waits of tasks. So if a processor waits in vain in a
+  // task, its error is reported, and not that of a processor that waits here for the next
   // iteration.
   const ark_u64 budget = ARK_PARAMS(c)->budget_ns / 4u * 5u;
   const ark_u32* barrier = ark_words(ARK_PARAMS(c)->barrier);
@@ -88,8 +88,8 @@ ARK_DEVICE bool ark_may_begin(ArkCtx& c, ark_u32 iteration, ark_u32 limit) {
   if (tells && iteration != 0u && (persistent || !more || ark_told(iteration))) {
     ark_u32* done = &ark_host(ARK_PARAMS(c))->done;
     // An earlier kernel of the same launch may have lowered the limit below the first iteration of
-    // this kernel. Then the number of completed iterations is that limit. A limit of 0 is set by
-    // ark_leave to end the loop, so it is not the number of completed iterations.
+    // this kernel. Then `limit` iterations have been completed. If the limit is 0, ark_leave has
+    // set it to end the loop, and it is not the number of completed iterations.
     const bool before = !persistent && !over && limit != 0u && limit < iteration;
     persistent ? ark_store_host(done, iteration) : ark_post_host(done, before ? limit : iteration);
   }

@@ -6,7 +6,7 @@
 // must then leave the loop.
 ARK_DEVICE bool ark_dispatch(ArkCtx& c, const ArkTask& task);
 #if defined(ARK_FLOWS)
-// Runs the body of the first of `count` consecutive tasks for each of them, one after the other.
+// Runs `count` consecutive tasks with the same body, one after the other.
 ARK_DEVICE void ark_dispatch_run(ArkCtx& c, const ArkTask* tasks, ark_u32 count);
 #endif
 
@@ -70,8 +70,8 @@ ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 i);
 #endif
 
 #if defined(ARK_FLOWS)
-// Runs consecutive tasks between which warps do not synchronise. Each warp runs them by itself.
-// None of these tasks waits or can fail. If a trace is recorded, each task is dispatched
+// Runs consecutive tasks between which warps do not synchronise: each warp runs all of them at its
+// own pace. None of these tasks waits or can fail. If a trace is recorded, each task is dispatched
 // separately.
 ARK_DEVICE void ark_flow_run(ArkCtx& c, const ArkParams* p, ark_u32 count, ark_u32& traced) {
   const ArkTask* tasks = ark_flow_records(c);
@@ -181,10 +181,10 @@ ARK_DEVICE void ark_run(const ArkParams* p, ark_u32 processor, char* scratch) {
       if (traces) ark_sync();
     }
     stage_base = ark_next_stage(stage_base, range);
-    // Prevents a deadlock. Without this barrier the loop body would end with code for the leader
-    // only. A compiler could merge this code with the leader's code at the start of the next round.
-    // The other threads of the leader's warp would then wait for the leader in a barrier that the
-    // leader reaches only with them.
+    // This barrier prevents a deadlock. Without it the loop body would end with code for the leader
+    // only, and a compiler could merge this code with the leader's code at the start of the next
+    // round. The leader would then run ahead of the other threads of its warp, which wait in a
+    // barrier that the warp must reach as a whole.
     ark_sync();
   }
 }

@@ -114,7 +114,8 @@ ARK_DEVICE float ark_floor_divide(float a, float b) {
 }
 
 // a to the power of b: e^(b ln |a|), negative if a is negative and b an odd integer. The logarithm
-// has 48 bits, in two floats, because b multiplies its error: e ln 2 + 2 artanh((m - 1) / (m + 1)).
+// is computed to 48 bits, in two floats, because b multiplies its error. It is e ln 2 + 2 artanh((m
+// - 1) / (m + 1)), where |a| = m 2^e.
 ARK_DEVICE float ark_pow(float a, float b) {
   const float size = a < 0.0f ? -a : a;
   const float inf = ark_inf();

@@ -127,8 +127,8 @@ ARK_DEVICE void ark_hold(ArkWords<T, N>& to, const T* p) {
   to.words =
       ark_load_pack<static_cast<int>(sizeof(T)) * N / 4>(reinterpret_cast<const ark_u32*>(p));
 }
-// Loads a pack that only this task reads, and only once. On a backend whose first-level cache slows
-// such loads down, 16 bytes are loaded without being cached there.
+// Loads a pack that no other task reads, and that this task reads only once. On a backend whose
+// first-level cache slows such loads down, the load does not allocate the 16 bytes there.
 template <typename H, typename T>
 ARK_DEVICE void ark_hold_past(H& to, const T* p) {
 #if defined(ARK_HAS_LOAD_PAST)

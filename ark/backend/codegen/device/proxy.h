@@ -16,9 +16,9 @@ ARK_DEVICE ark_u32 ark_take_ticket(ark_u32* head) {
 constexpr ark_u32 ARK_FIFO_SLOTS = sizeof(ArkFifo{}.words) / sizeof(ArkTrigger);
 
 // Called by one thread: requests that the host copies `size` bytes or, if size is 0, adds `source`
-// to the counter at `target`. Everything that the thread has seen before is ordered before the
-// request. Sets `behind` to the value that `done` will have afterwards. Returns false if the FIFO
-// has no room within the time limit.
+// to the counter at `target`. All writes that the thread has made or seen before are visible to the
+// copy. Sets `behind` to the value that `done` will have afterwards. Returns false if the FIFO has
+// no room within the time limit.
 ARK_BODY bool ark_proxy_push(ArkCtx& c, ark_u64 source, ark_u64 target, ark_u32 size,
                              ark_u32& behind) {
   const ArkParams* p = ARK_PARAMS(c);

@@ -32,8 +32,8 @@ struct ArkTeam {
 ARK_DEVICE ArkTeam ark_block_team() {
   return ArkTeam{static_cast<ark_u32>(ark_tid()), static_cast<ark_u32>(ARK_THREADS)};
 }
-// All computing threads, numbered so that the second warp comes first. If one copy is made by this
-// team and another by a team whose first warp comes first, different warps issue the two copies.
+// All computing threads, numbered so that the second warp comes first. Of two copies, one is made
+// with this numbering and one with the usual numbering, so that different warps issue them.
 ARK_DEVICE ArkTeam ark_turned_team() {
   constexpr ark_u32 THREADS = static_cast<ark_u32>(ARK_THREADS);
   return ArkTeam{(static_cast<ark_u32>(ark_tid()) + ARK_LANES) % THREADS, THREADS};
@@ -100,8 +100,8 @@ ARK_DEVICE void ark_look_ahead(ArkTeam team, ArkLoop& loop, const ArkParams* p, 
 }
 
 #if defined(ARK_FLOWS)
-// Tasks between which warps do not synchronise use no scratch memory, so the records of a run of
-// such tasks are stored in scratch memory.
+// A run is a sequence of tasks between which warps do not synchronise. Such tasks use no scratch
+// memory, so the records of a run are stored in scratch memory.
 static_assert(ARK_FLOWS * sizeof(ArkTask) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "records");
 ARK_DEVICE ArkTask* ark_flow_records(const ArkCtx& c) {
   return reinterpret_cast<ArkTask*>(ARK_SCRATCH(c));

@@ -83,8 +83,8 @@ ARK_DEVICE ArkControl* ark_control(const ArkParams* p) {
 
 ARK_DEVICE ArkHost* ark_host(const ArkParams* p) { return ARK_POINTER(ArkHost, p->host); }
 
-// Records the launch's first failure for the host, and sets the abort word, which all processors
-// read. at: the index of the running task in the task table. why: the kind of failure.
+// Records a failure for the host if it is the launch's first, and sets the abort word, which all
+// processors read. at: the index of the running task in the task table. why: the kind of failure.
 ARK_DEVICE void ark_report(const ArkCtx& c, ark_u32 at, ark_u32 why, ark_u32 counter,
                            ark_u32 expected, ark_u32 seen) {
   ArkControl* control = ark_control(ARK_GIVEN_PARAMS(c.p));

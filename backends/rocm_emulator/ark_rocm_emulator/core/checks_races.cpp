@@ -220,8 +220,8 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
 }
 
 // True if a store writes the value that memory already has. Two waves that store the same value may
-// both intend an atomic store. So such a conflict is reported only if the cell does not turn out to
-// be a flag.
+// both intend an atomic store to a flag. So such a conflict is reported only if no later access
+// shows that the cell is a flag.
 bool same_value(const Access& x, int lane, uint64_t element, uint64_t address, uint8_t bytes) {
   const uint32_t* rows = x.w.checks->storing;
   const bool may_be_atomic = x.lds ? x.i.format == Format::DS : x.stamp == Stamp::MaybeAtomic;

@@ -145,10 +145,9 @@ struct PendingAcquire {
   bool l2_done;                          // the outer cache was invalidated since
 };
 
-// A load of a flag that has not returned yet. Before the flag's writer wrote the flag, it had
-// waited for some loads of its own. Once this load returns the flag's value, later stores of this
-// wave cannot change what the writer's loads returned. This order needs no fence. It does not
-// include the writer's stores.
+// A load of a flag that has not returned yet. The wave that wrote the flag had waited for some
+// loads before. Once this load has returned the flag's value, stores of this wave come after those
+// loads, even without a fence. The writer's stores are not ordered in this way.
 struct Passing {
   Contributor from;
   uint32_t vm_sequence, lgkm_sequence;

@@ -133,9 +133,9 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
       if (!around.instead(w, inst)) w.handler(inst)(w, inst);
     }
     if (!around.after(w, inst) || w.slice <= 0) return;
-    // If an instruction does not branch, its successor is inst.next, which is known without waiting
-    // for the store to w.pc. The empty asm hides from the compiler that `behind` equals w.pc, so
-    // that it does not use w.pc instead.
+    // If an instruction does not branch, its successor is inst.next, which the host's processor
+    // knows without waiting for the store to w.pc. The empty asm hides from the compiler that
+    // `behind` equals w.pc here, because it would use w.pc instead.
     uint32_t behind = inst.next;
     if (w.pc == behind) [[likely]] {
       asm("" : "+r"(behind));
@@ -296,7 +296,8 @@ void Grid::run_group(uint32_t index, const std::atomic<bool>& cancel) {
   next_look = 0;
   pause = 1;
   random.state = desc.options.seed * 0x2545f4914f6cdd1dull + index;
-  // Registers are filled, so that a workgroup does not see values that an earlier one left in them.
+  // Registers are overwritten with a fixed pattern, so that a workgroup does not see values that an
+  // earlier one left in them.
   for (uint32_t k = 0; k < waves_per_group; k++) {
     auto* rows = reinterpret_cast<uint32_t*>(registers.data()) + size_t{k} * vgpr_rows * kLanes;
     std::fill_n(rows, size_t{std::min(kernel->vgprs, 256u)} * kLanes, 0u);

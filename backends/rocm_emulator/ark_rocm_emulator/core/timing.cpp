@@ -204,7 +204,7 @@ Cost& Timing::known(const Inst& i) {
   return cost;
 }
 
-// Marks a line that memory has not yet delivered to the memory-side cache.
+// A bit that marks a line which memory has not delivered to the memory-side cache yet.
 constexpr uint64_t kArriving = uint64_t{1} << 63;
 
 // Returns the time at which a line has arrived in a cache. Until then the line is in flight from
@@ -224,8 +224,8 @@ double Timing::arrived(uint64_t line, uint64_t way, double at) {
 // caches.
 double Timing::fetch(WaveTiming& t, uint64_t line, double at, Through through) {
   ComputeUnit& unit = units_[t.unit];
-  // The key of a line that is in flight to a die. Streaming loads (with the bit nt) do not share
-  // the line with other requests.
+  // The key under which a line that is in flight to a die is found, so that later requests for the
+  // line wait for it. Streaming loads (with the bit nt) do not share a line in this way.
   const uint64_t way = line | uint64_t{8 + t.unit % static_cast<uint32_t>(model_.dies)} << 59;
   const bool kept = through != Through::None;
   if (kept) {
