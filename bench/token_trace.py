@@ -36,7 +36,9 @@ SHOWN_PROCESSORS = 4  # processors in the picture
 
 
 def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]:
-    """[op, kind, processor, begin, end] of each task of the median token, in us from its first."""
+    """The tasks of the token whose time is the median: [op, kind, processor, begin, end] of each.
+    Times are in microseconds after the begin of the token's first task.
+    """
     text = [i * 31 % 97 + 1 for i in range(context + 1)]
     for _ in range(2):
         write_sequences(executor, shape, [text], [len(text) + TRACED_TOKENS], GREEDY, (), context)
@@ -59,7 +61,9 @@ def loop_kernel(executor: Executor, shape: Any, context: int) -> list[list[Any]]
 
 
 def cuda_graph(decoder: TorchDecoder, context: int) -> list[list[Any]]:
-    """[name, begin, end] of each kernel of the median replay, in us from its first."""
+    """The kernels of the replay whose time is the median: [name, begin, end] of each. Times are in
+    microseconds after the begin of the replay's first kernel.
+    """
     with torch.inference_mode():
         tokens = torch.tensor([98], device="cuda")
         place = torch.tensor([context], device="cuda")

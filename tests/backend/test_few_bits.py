@@ -80,7 +80,8 @@ def encoded(rng: np.random.Generator, dtype: RowType, rows: int) -> tuple[np.nda
     return stored, row_values(dtype, stored).astype(np.float64)
 
 
-# (codes, columns, group, type of scales, zeros). Some groups suit matrix units and others do not.
+# The weights: (codes, columns, group, type of scales, True if there are zero points). Some groups
+# suit matrix units and others do not.
 ROWS: list[tuple[Any, int, int, Any, bool]] = [
     (ark.int4, 1024, 128, ark.bf16, False),
     (ark.int8, 1024, 1024, ark.fp32, False),

@@ -17,7 +17,8 @@ from tests.emulated import few_emulated
 from tests.slow import slow
 
 ON_LOAD: dict[str, tuple[int, float, Any, Any]] = {
-    # (group, largest code, type of codes or None for integers, type of scales)
+    # By the format's name: (elements of a group, 0 for a whole row; largest code; type of codes,
+    # None for integers; type of scales).
     "fp8": (0, 448.0, torch.float8_e4m3fn, torch.float32),
     "int8": (0, 127.0, None, torch.float32),
     "int4": (32, 7.0, None, torch.bfloat16),

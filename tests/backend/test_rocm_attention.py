@@ -29,7 +29,7 @@ emulator = pytest.importorskip("ark_rocm_emulator")
 
 pytestmark = pytest.mark.emulated("slow")
 
-# (heads, key heads, width of a head, room, position)
+# The calls of attention: (heads, key heads, width of a head, rows of the cache, position).
 CASES = [
     (4, 1, 64, 512, 511),  # one head for two waves
     (8, 2, 64, 320, 130),

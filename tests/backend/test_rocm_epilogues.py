@@ -49,8 +49,8 @@ ENDS: dict[str, tuple[Callable[..., Any], Callable[..., np.ndarray]]] = {
     "residual": (lambda p, bias, column, rest: rest + p, lambda p, b, c, rest: rest + p),
     "gates": (lambda *_: None, lambda p, *_: silu(p[:, ::2]) * p[:, 1::2]),
 }
-# (epilogue, rows, columns, k, transposes of a and b, types of a, of b and of the epilogue's
-# operands, tile and parts of k)
+# The products: (epilogue, rows, columns, k, transposes of a and b, types of a, of b and of the
+# epilogue's operands, tile and parts of k)
 CASES = [
     ("all", 64, 128, 96, (False, True), (bf16, bf16, bf16), (64, 128, 1)),
     ("all", 37, 45, 51, (False, False), (fp16, fp16, fp32), (37, 32, 1)),

@@ -26,8 +26,8 @@ from tests.slow import in_turns
 pytestmark = pytest.mark.emulated("slow")
 
 EXPERTS, FIRST, OF = 3, 1, 5
-# (codes, group size, rows, slots: chosen experts per row, True if each slot has its own input,
-# columns, outputs, type of the input, name of the body's variant)
+# The products: (codes, group size, rows, slots: chosen experts per row, True if each slot has its
+# own input, columns, outputs, type of the input, name of the body's variant)
 CASES: list[tuple[DataType, int, int, int, bool, int, int, DataType, str]] = [
     (types.fp4, 32, 1, 4, False, 288, 640, fp32, "split"),
     (types.fp8_e4m3, 128, 3, 2, True, 384, 70, bf16, "split"),
@@ -106,8 +106,9 @@ def test_chosen_experts(
         assert (np.abs(got[place] - weights[expert] @ wide[place]) / most).max() < 1e-6
 
 
-# (rows; slots: chosen experts per row; True if each slot has its own input; columns and outputs of
-# an expert; matrices of weights per expert; True if the results of a row are added up)
+# The products: (rows; slots: chosen experts per row; True if each slot has its own input; columns
+# and outputs of an expert; matrices of weights per expert; True if the results of a row are added
+# up)
 EPILOGUES = [(1, 4, False, 288, 640, 2, False), (2, 3, True, 288, 70, 1, True)]
 EPILOGUES += [(1, 6, True, 2880, 40, 1, True)]  # more slots than runs in flight
 

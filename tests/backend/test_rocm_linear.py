@@ -20,7 +20,7 @@ from tests.slow import in_turns, slow
 
 pytestmark = pytest.mark.emulated("slow")
 
-# (input columns, hidden columns, output columns, type of the weights)
+# The blocks: (input columns, hidden columns, output columns, type of the weights).
 CASES = [
     (1024, 520, 37, bf16),
     (2048, 3072, 21, bf16),
@@ -31,9 +31,9 @@ CASES = [
 ]
 ARCHS = ("gfx942", "gfx1100")
 LONG = (72, 14336, 9, bf16)  # 14 loads for a part of a row
-# (input rows, input columns, hidden columns, output columns). A wave computes no chunk of input
-# columns, one, several, or a part of one. A chunk has two products or four. Tasks have one or
-# several groups of rows of weights.
+# The blocks: (input rows, input columns, hidden columns, output columns). The cases differ in how
+# many chunks of input columns a wave computes: none, one, several, or a part of one. A chunk has two
+# products or four. Tasks have one or several groups of rows of weights.
 SEVERAL = [
     (2, 1024, 544, 37),
     (5, 160, 1184, 21),

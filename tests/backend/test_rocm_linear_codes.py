@@ -23,8 +23,8 @@ from tests.slow import in_turns
 
 pytestmark = pytest.mark.emulated("slow")
 
-# (codes, group size, type of scales, True if there are zero points, input rows, columns, rows of
-# weights)
+# The layers: (codes, group size, type of scales, True if there are zero points, input rows,
+# columns, rows of weights)
 CASES: list[tuple[DataType, int, DataType, bool, int, int, int]] = [
     (types.fp4, 32, bf16, False, 8, 1120, 40),
     (types.fp4, 32, bf16, False, 1, 320, 24),

@@ -22,7 +22,7 @@ emulator = pytest.importorskip("ark_rocm_emulator")
 
 pytestmark = pytest.mark.emulated("slow")
 
-# (batch, rows of a, columns of b, k, transposes, types of a, b and the result)
+# The products: (batch, rows of a, columns of b, k, transposes, types of a, b and the result).
 CASES = [
     ((), 128, 128, 64, (False, True), (bf16, bf16, bf16)),
     ((), 137, 45, 260, (True, False), (fp16, fp16, fp32)),
@@ -60,10 +60,10 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype.to_numpy())
 
 
-# (rows of a, columns of b, k, transposes, types, tile). Some have an incomplete last tile of rows
-# and of columns. Odd sizes, a k that is not a multiple of a loop step, and rows not aligned to 16
-# bytes take the loop with bounds checks. The numbers of loop steps over k are one, even and odd; no
-# data past the last step is loaded.
+# The products: (rows of a, columns of b, k, transposes, types, tile). Some have an incomplete last
+# tile of rows and of columns. Odd sizes, a k that is not a multiple of a loop step, and rows not
+# aligned to 16 bytes take the loop with bounds checks. The numbers of loop steps over k are one,
+# even and odd; no data past the last step is loaded.
 LARGE = [
     (512, 256, 128, (False, True), (bf16, bf16, bf16), (256, 256)),
     (260, 300, 96, (False, False), (fp16, fp16, fp32), (256, 256)),

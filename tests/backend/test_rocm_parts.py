@@ -25,7 +25,8 @@ pytestmark = pytest.mark.emulated("slow")
 
 ARCHS = ("gfx942", "gfx1100", "gfx90a", "gfx950")
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-23}
-# (rows of a, columns of b, k, transposes, types of a, b and the result, tile and parts)
+# The products: (rows of a, columns of b, k, transposes, types of a, b and the result, rows and
+# columns of a tile and parts of k).
 CASES = [
     (64, 128, 512, (False, True), (bf16, bf16, bf16), (64, 128, 4)),
     (40, 96, 200, (False, False), (fp16, fp16, fp32), (40, 48, 2)),

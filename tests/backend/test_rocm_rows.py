@@ -29,7 +29,8 @@ pytestmark = pytest.mark.emulated("slow")
 
 ARCHS = ("gfx950", "gfx942", "gfx1100")
 
-# (heads, key heads, width of a head, room, position, window, soft cap, sinks)
+# The calls of attention: (heads, key heads, width of a head, rows of the cache, position, window,
+# soft cap, True if there are sinks).
 TILES = [
     (8, 2, 64, 300, 250, 128, 0.0, True),
     (4, 4, 64, 300, 20, 128, 0.0, True),  # fewer positions than the window has

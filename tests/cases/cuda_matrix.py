@@ -11,7 +11,7 @@ from ark.machine import Machine
 from ark.plan.types import Plan
 from ark.plan.verify import verify
 
-# (batches of a and b, m, n, k, transposes, type)
+# The products: (batches of a and b, m, n, k, transposes, type).
 CASES = [
     ((), (), 512, 512, 1024, (False, True), bf16),
     ((), (), 1000, 1096, 520, (False, False), fp16),
@@ -89,7 +89,8 @@ def few_bits(
     return actual
 
 
-# (m, n, k, types, scaled, the end of the instruction's name)
+# The products: (m, n, k, types of a and b, True if the sums are scaled, the end of the
+# instruction's name).
 FEW_BITS = [
     (512, 512, 1024, (fp8_e4m3, fp8_e4m3), False, "k32.f32.e4m3.e4m3"),
     (520, 1096, 528, (fp8_e4m3, fp8_e5m2), True, "k32.f32.e4m3.e5m2"),

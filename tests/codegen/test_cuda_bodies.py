@@ -72,7 +72,7 @@ def test_the_plans_contain_every_task_kind():
     assert kinds_planned == set(kinds.names()) - {"transfer", "switch"}
 
 
-# (shape of a, shape of b, transposes, types of a and b)
+# The products: (shape of a, shape of b, transposes, types of a and b).
 MATMULS = [
     ((16, 2048), (512, 2048), (False, True), (fp32, bf16)),
     ((64, 512), (192, 512), (False, True), (fp32, bf16)),

@@ -48,7 +48,7 @@ needs_gpu = pytest.mark.skipif(
 H100 = machines.MODELS["h100"]
 HIGH, COLUMNS = 24, 32  # rows of the input in a stage, and rows of weights
 
-# Codes, columns, group, type of scales, zeros, type of values.
+# The weights: (codes, columns, group, type of scales, zero points, type of values).
 TYPES: list[tuple[str, int, int, DataType, bool, DataType]] = [
     ("fp8_e4m3", 512, 512, fp32, False, bf16),  # sums are scaled
     ("int8", 512, 512, fp32, False, fp16),
@@ -276,8 +276,9 @@ def planned(machine: Machine, dtype: RowType, m: int, n: int, dtype_out: DataTyp
     return result
 
 
-# (type, rows, columns, type of the result). Together they cover each placement of scales, zero
-# points, rows and columns that end within a tile, and different numbers of parts of k.
+# The products: (type of the weights, rows, columns, type of the result). Together they cover each
+# placement of scales, zero points, rows and columns that end within a tile, and different numbers
+# of parts of k.
 SHAPES = [
     (TYPES[0], 16, 2048, bf16),
     (TYPES[2], 33, 136, fp32),

@@ -41,7 +41,7 @@ H100 = machines.MODELS["h100"]
 UNITS, ORDINARY = "  ark_unit_tile<", "  ark_exact_tile<"
 Batch = tuple[int, ...]
 
-# (batches of a and b, m, n, k, transposes, True if an op is applied to the sums)
+# The products: (batches of a and b, m, n, k, transposes, True if an op is applied to the sums).
 CASES: list[tuple[Batch, Batch, int, int, int, tuple[bool, bool], bool]] = [
     ((), (), 2048, 2048, 512, (False, True), False),  # 128 x 128
     ((), (), 512, 4096, 512, (False, False), False),

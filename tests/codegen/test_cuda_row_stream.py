@@ -68,8 +68,9 @@ def source(task_plan: Plan) -> str:
     return write(task_plan, machine, backend.dialect(machine.arch)).source.text
 
 
-# (shape, True if the rows are loaded by bulk copies ahead of their use). Rows are not streamed if
-# there are too few of them, if their length is not a multiple of 16 bytes, or if they are short.
+# The cases: (shape, True if the rows are loaded by bulk copies ahead of their use). Rows are not
+# streamed if there are too few of them, if their length is not a multiple of 16 bytes, or if they
+# are short.
 FORMS = [
     *(((40, 4096), True), ((40, 4000), True), ((4, 4096), False), ((40, 4090), False)),
     ((96, 1000), True),  # a row is a warp's, and a block has more warps than barriers

@@ -36,9 +36,9 @@ needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
     reason=f"no NVIDIA GPU: {backend.probe().reason}",
 )
-# (rows, columns, inner, outputs of the last layer, weights' type). The cases differ in
-# the rows of weights that a stage holds (8 or 16, or parts of rows), in whether inputs stay in
-# shared memory, and in whether the stage's rows divide the number of outputs.
+# The blocks: (rows, columns, inner columns, outputs of the last layer, weights' type). The cases
+# differ in the rows of weights that a stage holds (8 or 16, or parts of rows), in whether inputs
+# stay in shared memory, and in whether the stage's rows divide the number of outputs.
 SIZES = [
     (8, 2048, 8192, 3000, bf16),
     (3, 2048, 8192, 3072, bf16),

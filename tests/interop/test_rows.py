@@ -55,8 +55,8 @@ def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
 
 
 def test_a_layer_norm_with_another_reader_is_written() -> None:
-    """If the normalised rows of a layer norm are also read elsewhere, before the weight is applied,
-    they are stored. A weight of as many elements as there are rows is not the norm's weight.
+    """If another op also reads the normalised rows of a layer norm before the weight is applied,
+    these rows are stored. A weight of as many elements as there are rows is not the norm's weight.
     """
     x, w, table = rows(5, 16), rows(16), rows(5, 16)
 

@@ -144,7 +144,7 @@ class Batched(torch.nn.Module):
 
 
 SIZED: dict[str, tuple[Any, tuple[int, ...], int]] = {
-    # (module, shape of one row, the dimension that varies)
+    # Each case by name: (module, shape of one row, the dimension that varies).
     "batch": (Batched, (2, 4, 4), 0),
     "sequence": (Causal, (2, 16), 1),
 }

@@ -32,7 +32,8 @@ from tests.unit.plan.shapes import machine, replace_task
 LAUNCH_ITERATIONS = 3
 ROUNDS = "rounds"  # in which a GPU multiplies it
 SHAPES = {
-    # (rows, columns, depth, type, transposes)
+    # Each product by name: (rows, columns, depth, type, and for each operand True if it is
+    # transposed).
     "ragged": (203, 133, 24, ark.fp32, False, True),
     "half": (192, 96, 40, ark.fp16, True, False),
     "bfloat": (264, 160, 32, ark.bf16, False, False),

@@ -140,7 +140,7 @@ def run_all(cases: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
         function(*args)
 
 
-# (number of ranks, True if the tensors are those of the plan's model).
+# The cases: (number of ranks, True if the tensors are those of the plan's model).
 PLACES = few(1, [(3, True), (2, False), (2, True), (3, False)])
 
 

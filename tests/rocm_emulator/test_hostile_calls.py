@@ -116,7 +116,8 @@ def test_handles_that_are_gone_or_never_were() -> None:
     assert _answer(hip.hipEventDestroy(event)) == handle
 
 
-# (grid, block, LDS) and HIP's error code. The products of the sizes would exceed 2^64.
+# Each launch by name: its grid, block and LDS bytes, and HIP's error code. The products of the
+# sizes would exceed 2^64.
 LAUNCHES = {
     "no blocks": ((1, 0, 1), (64, 1, 1), 0, ERROR.hipErrorInvalidValue),
     "no lanes": ((1, 1, 1), (64, 1, 0), 0, ERROR.hipErrorInvalidConfiguration),

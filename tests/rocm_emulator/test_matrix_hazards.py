@@ -38,7 +38,8 @@ def first(text: str, registers: int, c: str = "0") -> str:
     return text.format(d=f"v[40:{39 + registers}]", c=c)
 
 
-# (first, second): wait states on gfx90a, gfx942, gfx950
+# By the hazard's name: the two instructions, and the wait states between them on gfx90a, gfx942 and
+# gfx950.
 TABLE = {
     "small result read": (first(SMALL, 4), READ, 5, 5, 5),
     "middle result read": (first(MIDDLE, 4), READ, 11, 7, 8),

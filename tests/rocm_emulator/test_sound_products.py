@@ -13,7 +13,8 @@ from ark.ir.dtype import DataType
 emulator = pytest.importorskip("ark_rocm_emulator")
 pytest.importorskip("hip")
 
-# (left, right, True if the right one is stored by columns)
+# The products: (shape of the left matrices, shape of the right ones, True if the right ones are
+# stored by columns).
 SHAPES = [
     ((16, 5, 24), (17, 24), True),
     ((16, 5, 24), (24, 17), False),

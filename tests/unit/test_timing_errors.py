@@ -1,5 +1,5 @@
-"""The pages of predicted and published times on AMD GPUs, and of planted defects: what their files
-lack or state wrongly is refused.
+"""The pages of predicted and published times on AMD GPUs, and of planted defects, are generated
+from files of figures. A file with a missing or invalid figure is refused.
 """
 
 from __future__ import annotations

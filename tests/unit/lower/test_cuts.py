@@ -14,8 +14,9 @@ from ark.lower.cuts import candidates, choose_cut, choose_tile
 
 SUM_US = 11.0  # time to add two to four parts, measured within a whole model
 
-# (rows, columns, depth): microseconds by (rows and columns of a tile, parts), with weights read
-# from memory (docs/matmul.md). The last three products were measured alone, repeated in a loop.
+# The measured microseconds of a product (rows, columns, depth), by its cut (rows and columns of a
+# tile, parts of k), with weights read from memory (docs/matmul.md). The last three products were
+# measured alone, repeated in a loop.
 MEASURED = {
     (512, 3072, 2048): {
         (64, 64, 1): 28.1,

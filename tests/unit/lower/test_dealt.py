@@ -13,10 +13,10 @@ from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.plan.verify import verify
 
-# (rows of the input, k, rows of weights): tasks on an MI300X with 304 compute units. 128 KB of a
-# task's weights are in flight at once.
+# The expected number of tasks of a layer (rows of the input, k, rows of weights) on an MI300X with
+# 304 compute units. 128 KB of a task's weights are in flight at once.
 CASES = {
-    (1, 2048, 2048): 101,  # 8 MB: 64 would suffice, but the minimum is a third of all
+    (1, 2048, 2048): 101,  # 8 MB: 64 tasks would suffice, but the minimum is a third of all units
     (1, 2048, 3072): 101,
     (1, 8192, 2048): 256,  # 32 MB
     (1, 2048, 16384): 304,  # 64 MB are more than all hold in flight

@@ -132,7 +132,9 @@ def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
 
 
 def test_small_ops_that_do_not_depend_on_each_other_share_a_processor() -> None:
-    """A loss of few rows is six tasks, of which two depend on no other, without a wait."""
+    """A cross entropy of few rows has six tasks, two of which depend on no other. All of them are
+    on one processor, so no task waits.
+    """
 
     def build(rows: int = 128) -> None:
         logits, at = ark.tensor((rows, 10)), ark.tensor((rows,), ark.int32)

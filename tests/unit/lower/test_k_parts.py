@@ -23,7 +23,8 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 
 PAIR = ("bf16", "bf16")
-# (rows, columns, depth): the predicted microseconds of a launch by (tile, parts), on an MI300X.
+# The predicted microseconds of a launch on an MI300X, by the product's (rows, columns, depth) and
+# its cut (rows and columns of a tile, parts of k).
 PREDICTED = {
     (128, 2048, 2048): {
         (128, 32, 1): 40.2,

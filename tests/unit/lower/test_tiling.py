@@ -13,8 +13,8 @@ from ark.ir.fold import fold
 from ark.lower.tiling import box_tile
 
 H200 = registry.get("cuda").machine("h200")
-# (shape of the result, operations for an element): sums of 64x257x1000 over two dimensions, and
-# batch norms.
+# The ops: (shape of the result, operations for an element). They are sums of 64x257x1000 over two
+# dimensions, and batch norms.
 CASES = [((64, 257, 1), 1000), ((64, 1, 1000), 257), ((16, 64, 56, 56), 1), ((16, 64, 57, 57), 1)]
 
 

@@ -62,7 +62,8 @@ def test_any_order_that_a_plan_allows_is_program_order(
         np.testing.assert_allclose(got[name] / scale, want / scale, rtol=1e-4, atol=1e-5)
 
 
-# (input rows, columns of fp32 weights, rows of a stage, stages of a row); 0 rows: not streamed
+# Linear layers, and how their weights are expected to be streamed: (input rows, columns of fp32
+# weights, rows of a stage, stages of a row). 0 rows: they are not streamed.
 STREAMED = [
     (1, 1024, 4, 1),
     (1, 4096, 1, 1),

@@ -26,7 +26,8 @@ from tests.cases.accesses import check
 from tests.windows import in_place
 
 Shape = tuple[int, ...]
-# (input, weights, options, the operand that has the windows)
+# The convolutions: (shape of the input, shape of the weights, options, index of the operand that
+# has the windows).
 CASES: list[tuple[Shape, Shape, dict[str, Any], int]] = [
     ((2, 64, 6, 8), (24, 64, 3, 3), {"padding": 1}, 1),
     ((3, 64, 6, 7), (16, 64, 3, 3), {"padding": 1}, 0),

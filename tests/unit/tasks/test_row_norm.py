@@ -1,4 +1,6 @@
-"""How many rows of a norm a warp holds in registers at once, in a block with many registers."""
+"""Tests how many rows of a norm a warp holds in registers at once, if each thread of its block may
+use many registers.
+"""
 
 from __future__ import annotations
 
