@@ -270,8 +270,8 @@ class DeepseekV2(Llama):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """See Llama.stored. A head's projections of keys and values are next to each other in one
-        stored matrix.
+        """Describes which part of a stored tensor a parameter is; None for a whole tensor. A head's
+        projections of keys and values are next to each other in one stored matrix.
         """
         assert isinstance(c, DeepseekConfig)
         rows = c.plain_dim + c.value_dim
@@ -283,15 +283,17 @@ class DeepseekV2(Llama):
 
     @classmethod
     def unused(cls, c: LlamaConfig, stored_name: str) -> bool:
-        """See Llama.unused. Layers beyond the last one are for the prediction of several tokens,
-        and are not used.
+        """True for a tensor that the decoder does not use: those of layers beyond the last one,
+        which are for the prediction of several tokens.
         """
         layer = re.match(r"model\.layers\.(\d+)\.", stored_name)
         return layer is not None and int(layer[1]) >= c.num_hidden_layers
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. Also reads the fields of this architecture."""
+        """The shape of a model from its config.json, with the fields that only this architecture
+        has.
+        """
         rotary = fields.size("qk_rope_head_dim")
         fields = Fields(fields.source, {**fields.values, "head_dim": rotary})
         common = read_common(fields)

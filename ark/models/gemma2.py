@@ -143,8 +143,8 @@ class Gemma2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. Every other layer has the sliding window, beginning with the
-        first, unless `layer_types` is given.
+        """The shape of a model from its config.json. Every other layer has the sliding window,
+        beginning with the first, unless `layer_types` is given.
         """
         config = read_gemma(fields, read_common(fields, activation="gelu_pytorch_tanh"))
         usual = [n % 2 == 0 for n in range(config.num_hidden_layers)]

@@ -78,10 +78,10 @@ class Gemma3(Gemma2):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Gemma2.read_config. In addition, `layer_types` selects the layers with the sliding
-        window; by default all layers have it except every `sliding_window_pattern`th. The layers
-        with and without a window each have their own table in rope_parameters. In older files
-        rope_scaling is for the layers without a window.
+        """The shape of a model from its config.json, as in Gemma 2. In addition, `layer_types`
+        selects the layers with the sliding window; by default all layers have it except every
+        `sliding_window_pattern`th. The layers with and without a window each have their own table
+        in rope_parameters. In older files rope_scaling is for the layers without a window.
         """
         if fields.get("attn_logit_softcapping") is not None:
             raise UnsupportedError(

@@ -58,7 +58,9 @@ class Glm(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. A config without end tokens gets those of the architecture."""
+        """The shape of a model from its config.json. A config without end tokens gets those of the
+        architecture.
+        """
         if not fields.flag("attention_bias"):
             raise UnsupportedError(
                 f"{fields.source}: attention_bias is false, but ark supports this architecture "

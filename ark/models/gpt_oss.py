@@ -145,8 +145,9 @@ class GptOss(Llama):
 
     @classmethod
     def stored(cls, c: LlamaConfig, parameter: str) -> Stored | None:
-        """See Llama.stored. The rows of gate and up projections alternate in one tensor. The stored
-        weights of experts have the inputs as their first dimension.
+        """Describes which part of a stored tensor a parameter is; None for a whole tensor. The rows
+        of gate and up projections alternate in one tensor. The stored weights of experts have the
+        inputs as their first dimension.
         """
         assert isinstance(c, GptOssConfig)
         name = parameter.removeprefix("layers.{}.mlp.")
@@ -160,8 +161,8 @@ class GptOss(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. Every other layer has the sliding window, beginning with the
-        first, unless `layer_types` is given.
+        """The shape of a model from its config.json. Every other layer has the sliding window,
+        beginning with the first, unless `layer_types` is given.
         """
         if not fields.flag("attention_bias"):
             raise UnsupportedError(

@@ -89,7 +89,9 @@ class Granite(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> GraniteConfig:
-        """See Llama.read_config. Also reads the factors of this architecture."""
+        """The shape of a model from its config.json, with the factors that only this architecture
+        has.
+        """
         return GraniteConfig(
             **vars(read_common(fields)),
             embedding_multiplier=fields.number("embedding_multiplier"),

@@ -22,5 +22,5 @@ class Mistral(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. All layers have the sliding window."""
+        """The shape of a model from its config.json. All layers have the sliding window."""
         return one_window(super().read_config(fields), fields)

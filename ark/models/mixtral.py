@@ -118,7 +118,7 @@ class Mixtral(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """See Llama.read_config. Also reads the fields of this architecture. `num_experts` is
+        """The shape of a model from its config.json, with the fields of experts. `num_experts` is
         another name of `num_local_experts`.
         """
         name = "num_experts" if "num_experts" in fields.values else "num_local_experts"

@@ -91,8 +91,8 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. All layers have the sliding window. In older files longrope is
-        named yarn.
+        """The shape of a model from its config.json. All layers have the sliding window. Older
+        files call the RoPE scaling longrope yarn.
         """
         table = fields.table("rope_scaling") or fields.table("rope_parameters")
         if table is not None and "yarn" in (table.text("rope_type"), table.text("type")):

@@ -67,5 +67,7 @@ class Qwen2(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. `late_layers_slide` determines which layers slide."""
+        """The shape of a model from its config.json. `late_layers_slide` determines which layers
+        have the sliding window.
+        """
         return late_layers_slide(super().read_config(fields), fields)

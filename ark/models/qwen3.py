@@ -59,5 +59,7 @@ class Qwen3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """See Llama.read_config. The layers with the sliding window are determined as in Qwen2."""
+        """The shape of a model from its config.json. The layers with the sliding window are
+        determined as in Qwen2.
+        """
         return late_layers_slide(super().read_config(fields), fields)

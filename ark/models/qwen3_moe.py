@@ -50,9 +50,9 @@ class Qwen3Moe(Qwen3):
 
     @classmethod
     def read_config(cls, fields: Fields) -> MixtureConfig:
-        """See Llama.read_config. Also reads the fields of this architecture. `num_local_experts` is
-        another name of `num_experts`. If `use_sliding_window` is true, all layers have the sliding
-        window.
+        """The shape of a model from its config.json, with the fields of experts.
+        `num_local_experts` is another name of `num_experts`. If `use_sliding_window` is true, all
+        layers have the sliding window.
         """
         if fields.size("decoder_sparse_step") != 1 or fields.get("mlp_only_layers"):
             raise UnsupportedError(

@@ -61,10 +61,10 @@ class SmolLm3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> SmolLm3Config:
-        """See Llama.read_config. `no_rope_layers` has a 1 for each layer that rotates queries and
-        keys; by default all layers do except every `no_rope_layer_interval`th. If there is a
-        sliding window, `layer_types` marks the layers that have it; by default these are the layers
-        that do not rotate.
+        """The shape of a model from its config.json. `no_rope_layers` has a 1 for each layer that
+        rotates queries and keys; by default all layers do except every `no_rope_layer_interval`th.
+        If there is a sliding window, `layer_types` marks the layers that have it; by default these
+        are the layers that do not rotate.
         """
         common = read_common(fields)
         count, flags = common.num_hidden_layers, fields.get("no_rope_layers")

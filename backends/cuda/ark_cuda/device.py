@@ -215,8 +215,8 @@ class CudaDevice:
     def launch(
         self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> CudaLaunch:
-        """See Device.launch. stream: the caller's CUstream to run on; the device's own by
-        default.
+        """Starts the kernel and returns its launch. stream: the caller's CUstream to run on; by
+        default the device's own stream.
         """
         if not isinstance(program, Program):
             raise TypeError("launch needs a Program, as load returns it")

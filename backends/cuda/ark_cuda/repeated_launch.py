@@ -24,8 +24,9 @@ OTHER = -1  # of repeated_launch.cpp
 
 
 class CudaRepeatedLaunch(CudaLaunch):
-    """See StreamDevice.repeated_launch. An event marks the end of the last launch. The next launch
-    waits for it, even on another stream.
+    """Launches one kernel repeatedly (StreamDevice.repeated_launch); every launch reads the same
+    block of parameters. An event marks the end of the latest launch. The next launch waits for this
+    event, also on another stream.
     """
 
     def __init__(self, events: Events, program: Program, params: np.ndarray, grid: Grid) -> None:

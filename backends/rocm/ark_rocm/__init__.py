@@ -44,7 +44,9 @@ class RocmBackend:
         return Compiler()
 
     def toolchain(self, arch: str) -> Toolchain | None:
-        """See ark.backend.protocol.CheckedBackend. Returns None for emulated devices."""
+        """The compiler whose kernels are checked on a device before ark uses it
+        (ark.backend.protocol). None for emulated devices, which need no check.
+        """
         return None if os.environ.get(probe.VARIABLE) else toolchain(arch)
 
     def default_arch(self) -> str:
@@ -64,20 +66,24 @@ class RocmBackend:
         return Device(index)
 
     def predict(self, name: str) -> None:
-        """See ark.backend.protocol.PredictingBackend. The models are in the emulator."""
+        """Makes the emulator imitate the product `name`, such as an MI300X, and predict its launch
+        times (ark.backend.protocol).
+        """
         os.environ[probe.VARIABLE] = f"emulated:{name}"
         probe.prepare()
 
     def inspect(self, source: Source, arch: str) -> LoopFigures:
-        """See ark.backend.protocol.InspectedBackend. The emulator's lint reads the assembly."""
+        """Compiles for `arch` and analyses the assembly of the loop that multiplies matrices, by
+        the emulator's lint (ark.backend.protocol).
+        """
         reader = _emulator("lint.matrix_loop")
         text = assembly(source, Target(arch, 0))
         figures: LoopFigures = reader.matrix_loop(text, arch, "ark_loop")
         return figures
 
     def counting(self, arch: str) -> AbstractContextManager[Callable[[], tuple[int, int]] | None]:
-        """See ark.backend.protocol.InspectedBackend. The emulator's timing model counts the
-        instructions.
+        """A context in which emulated devices of `arch` count their accesses to LDS, for `ark bench
+        ops --isa` (ark.backend.protocol).
         """
         counters: AbstractContextManager[Callable[[], tuple[int, int]] | None]
         counters = _emulator("profile").counting(arch)

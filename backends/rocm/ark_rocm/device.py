@@ -182,8 +182,8 @@ class Device:
     def launch(
         self, program: object, params: bytes, grid: Grid, stream: int | None = None
     ) -> Launch:
-        """See Device.launch. Raises InvalidUsageError if a stream is passed: that is not supported
-        yet.
+        """Starts the kernel and returns its launch. Raises InvalidUsageError if a stream is passed:
+        that is not supported yet.
         """
         if stream is not None:
             raise InvalidUsageError(
