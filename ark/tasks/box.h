@@ -95,8 +95,8 @@ ARK_DEVICE void ark_each_round_ahead(const Load& load, const Finish& finish) {
   }
 }
 // Processes the ends of rows. If a row's size is not a multiple of a pack (vector), its last tile
-// ends with elements that do not fill a pack: calls body(i0, i1, i2, i3) for each of these. The last
-// threads come first, because they have the fewest packs.
+// ends with elements that do not fill a pack: calls body(i0, i1, i2, i3) for each of these. The
+// last threads come first, because they have the fewest packs.
 template <class TILE, int PACK, class Body>
 ARK_DEVICE void ark_each_left(const ark_i32* coord, const Body& body) {
   constexpr int size = TILE::size[3], rest = size % PACK;

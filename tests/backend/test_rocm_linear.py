@@ -32,8 +32,8 @@ CASES = [
 ARCHS = ("gfx942", "gfx1100")
 LONG = (72, 14336, 9, bf16)  # 14 loads for a part of a row
 # The blocks: (input rows, input columns, hidden columns, output columns). The cases differ in how
-# many chunks of input columns a wave computes: none, one, several, or a part of one. A chunk has two
-# products or four. Tasks have one or several groups of rows of weights.
+# many chunks of input columns a wave computes: none, one, several, or a part of one. A chunk has
+# two products or four. Tasks have one or several groups of rows of weights.
 SEVERAL = [
     (2, 1024, 544, 37),
     (5, 160, 1184, 21),
