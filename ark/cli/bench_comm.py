@@ -127,7 +127,9 @@ def run(args: argparse.Namespace) -> int:
             f"the collective {unknown[0]!r} does not exist; choose one of {', '.join(COLLECTIVES)}"
         )
     if args.svg and not args.vs:
-        raise InvalidUsageError("--svg draws ratios to a peer; add --vs nccl or --vs gloo")
+        raise InvalidUsageError(
+            "--svg draws ratios to another library's times; add --vs nccl or --vs gloo"
+        )
     if args.way == ALONE and (args.topology is not None or args.algorithm != "auto"):
         raise InvalidUsageError(
             "--way alone measures single calls; --topology and --algorithm require --way graph"

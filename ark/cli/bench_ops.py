@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     if args.isa:
         return _inspect(args)
     if args.svg and not args.vs:
-        raise InvalidUsageError("--svg draws ratios to a peer; add --vs torch")
+        raise InvalidUsageError("--svg draws ratios to torch's times; add --vs torch")
     backend, probe = registry.choose(args.backend)
     wanted = chosen(args.names, backend.name == registry.FALLBACK)
     if not 0 <= args.device < len(probe.devices):

@@ -76,8 +76,8 @@ def exchange(topology: Topology, counts: Counts | None = None) -> Exchange:
     variables = net.ranks * len(net.tails)
     if variables > _MOST_VARIABLES:
         raise UnsupportedError(
-            f"the flows of {topology.name} need {variables} variables; all-to-all is solved for at "
-            f"most {_MOST_VARIABLES} (ranks times links). Ask for another algorithm."
+            f"an all-to-all on {topology.name} is a linear program of {variables} variables (ranks "
+            f"times links); at most {_MOST_VARIABLES} are supported. Use another algorithm."
         )
     rows = ((1,) * net.ranks,) * net.ranks if counts is None else counts
     check_counts(Collective.ALL_TO_ALL, net.ranks, rows)

@@ -110,7 +110,7 @@ def _costs(machine: Machine) -> UnitCosts:
     capability `k_parts`.
     """
     if machine.costs.units is None:
-        raise PlanError(f"machine {machine.name!r} has k_parts, but its model lacks costs.units")
+        raise PlanError(f"machine {machine.name!r} has k_parts, but no costs of matrix units")
     return machine.costs.units
 
 
@@ -119,7 +119,7 @@ def _tiles(machine: Machine) -> UnitTiles:
     capability `k_parts`.
     """
     if machine.unit_tiles is None:
-        raise PlanError(f"machine {machine.name!r} has k_parts, but its model lacks unit_tiles")
+        raise PlanError(f"machine {machine.name!r} has k_parts, but no tiles of matrix units")
     return machine.unit_tiles
 
 

@@ -52,8 +52,9 @@ class Peers:
             return None
         if self.far and variants != {"block"}:
             raise InvalidUsageError(
-                f"the plan is of the kernel variants {', '.join(sorted(variants))}; only 'block' "
-                "signals counters on other hosts: plan with the option variant='block'"
+                f"the plan has kernels of the variants {', '.join(sorted(variants))}; only kernels "
+                "of the variant 'block' can signal counters on other hosts: plan with the option "
+                "variant='block'"
             )
         at = layout.dtype("ArkHost").fields
         assert host.host is not None and at is not None

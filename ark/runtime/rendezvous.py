@@ -307,7 +307,7 @@ class Server:
     def _post(self, rank: int, target: int, label: str, payload: bytes) -> None:
         other = self._members.get(target)
         if other is None or other.left:
-            self.fail(f"rank {target} has left, but rank {rank} sends it {label!r}")
+            self.fail(f"rank {target} has left the job, but rank {rank} sends it {label!r}")
             return
         with contextlib.suppress(OSError):  # the thread of this member reports its end
             other.link.send(POST, pack_post(rank, label, payload))

@@ -297,8 +297,8 @@ def _map_addresses(
         count = len(box_maps[op.id]) if box_maps and map_address else 0
         if count and len(op.operands) + count > layout.RECORD_OPERANDS:
             raise PlanError(
-                f"op {op.name!r} has {len(op.operands)} operands and {count} maps; a task "
-                f"record holds {layout.RECORD_OPERANDS} of them; split the op"
+                f"op {op.name!r} has {len(op.operands)} operands and {count} tensor maps; a task "
+                f"record has room for {layout.RECORD_OPERANDS} of both together; split the op"
             )
         addresses.append([map_address(op.id, i) for i in range(count)] if map_address else [])
     return addresses

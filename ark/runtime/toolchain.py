@@ -95,7 +95,7 @@ def _examined(compiler: Toolchain, backend: KernelBackend, device: KernelDevice)
             return examine(backend, device).encode() or _RIGHT
     except GpuError as error:
         raise GpuError(
-            f"known results could not be computed with {compiler.name}: {error}"
+            f"the check of {compiler.name}, which computes known results, failed: {error}"
         ) from error
 
 

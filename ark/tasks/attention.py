@@ -96,7 +96,7 @@ class Attention(SplitAttention):
         )
         need(
             heads // kv_heads % p.shares == 0,
-            f"{heads // kv_heads} query heads are not divisible by {p.shares} shares",
+            f"{heads // kv_heads} query heads of a key/value head are not divisible by {p.shares}",
         )
         rows, columns = matrix(sig, 0)
         need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")

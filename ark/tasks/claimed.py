@@ -61,7 +61,10 @@ class Claimed(TaskKind):
     def check(self, sig: Signature) -> None:
         super().check(sig)
         kind, inner = tiles_of(sig)
-        need(kind.claimable, f"kind {kind.name!r} does not support claimed tiles")
+        need(
+            kind.claimable,
+            f"kind {kind.name!r} does not support claimed tiles, which processors take at run time",
+        )
         kind.check(inner)
         need(
             len(sig.operands) < layout.RECORD_OPERANDS,

@@ -104,7 +104,8 @@ class Combine(TaskKind):
         )
         need(
             sorted(order) == list(range(len(order))) and len(order) <= shares(sig),
-            f"order {list(order)} is not a permutation of the first {len(order)} shares",
+            f"the order of additions {list(order)} does not name each of the first {len(order)} "
+            "shares once",
         )
         first, size = self._first(sig), unit(sig)
         element = ELEMENTS[params.element]

@@ -101,7 +101,7 @@ class Linear(TaskKind):
         (rows, k), (n, inner), m = matrix(sig, 0), self.weight(sig), matrix(sig, 2)[0]
         need(rows % m == 0, f"{rows} input rows are not divisible by {m} output rows")
         ranks, share = p.ranks, p.first
-        need(share < ranks, f"first share {share} is out of range; there are {ranks} ranks")
+        need(share < ranks, f"the first share is that of rank {share}, but there are {ranks} ranks")
         need(
             ranks == 1 or rows // m in (1, ranks),
             f"the input has {rows} rows, expected {m} or {m * ranks}",
@@ -110,22 +110,22 @@ class Linear(TaskKind):
             more = len(sig.operands) - first - extra[0]
             need(
                 more % 2 == 0,
-                f"peers' logits and candidates must come in pairs, got {more} operands",
+                f"{more} operands are memory of peers; expected logits and candidates for each",
             )
         elif not form.spread:
             count(sig, *(first + n for n in extra))
         for peer in outputs(sig)[1:]:
             shaped(sig, peer, (m, n))
         need(k == inner, f"input rows have {k} elements, weight rows {inner}")
-        need(m * p.rows <= MAX_SUMS, f"{m} * {p.rows} sums per stage exceed {MAX_SUMS}")
+        need(m * p.rows <= MAX_SUMS, f"{m} * {p.rows} sums of a stage are more than {MAX_SUMS}")
         need(k % p.split_k == 0, f"k={k} is not divisible by split_k={p.split_k}")
         need(
             p.split_k == 1 or p.rows <= MAX_PIECES,
-            f"rows per stage exceed {MAX_PIECES}, got {p.rows}",
+            f"a stage has {p.rows} rows of weights, expected at most {MAX_PIECES}",
         )
         need(
             not form.paired or p.rows % 2 == n % 2 == 0,
-            f"rows per stage and n must be even, got {p.rows} and {n}",
+            f"the rows of a stage and those of all weights must be even, got {p.rows} and {n}",
         )
         if p.prologue == "rmsnorm":
             need(p.eps is not None, "rmsnorm needs eps")
@@ -139,9 +139,9 @@ class Linear(TaskKind):
             shaped(sig, 2, (m, n // 2 if form.gated else n))
         if p.epilogue == "add":
             added = matrix(sig, first)[0]
-            need(added % m == 0, f"{added} residual rows are not divisible by {m} output rows")
+            need(added % m == 0, f"{added} rows of the residual are not a multiple of {m}")
             fits = ranks == 1 or added // m in (1, ranks)
-            need(fits, f"{added} residual rows, expected {m} or {m * ranks}")
+            need(fits, f"the residual has {added} rows, expected {m} or {m * ranks}")
             shaped(sig, first, (added, n))
         if p.epilogue == "sample":
             for place in candidates(sig):
@@ -267,7 +267,7 @@ class Linear(TaskKind):
             raise PlanError(
                 f"{name} splits rows of {sig.operands[1].shape[1]} weights along k into "
                 f"{params.split_k} parts, which the code for {machine.arch} does not support; "
-                "expected a machine model with row_slice 0"
+                "expected a plan for a machine model whose row_slice is 0"
             )
         check_batch(name, sig, machine)
         m, k = sig.operands[2].shape[0], sig.operands[0].shape[1]
@@ -296,8 +296,8 @@ def check_batch(name: str, sig: Signature, machine: Machine) -> None:
     m = sig.operands[2].shape[0]
     if m > 1 and sig.read(LinearParams).epilogue == "sample":
         raise PlanError(
-            f"{name} samples tokens of {m} sequences, but the code generator of {machine.arch} "
-            "has no body for that; plan again for this machine"
+            f"{name} samples tokens of {m} sequences, but {machine.arch} has no device function "
+            "that does so; plan again for this machine"
         )
 
 

@@ -97,7 +97,10 @@ def sample_check(sig: Signature, first: int, candidates: int, rows: int, stages:
     number of stages of the weights.
     """
     tiles = sig.read(SampledParams).tiles
-    need(0 < tiles <= stages, f"{tiles} tasks share {stages} stages; expected 1 to {stages} tasks")
+    need(
+        0 < tiles <= stages,
+        f"{stages} stages of weights are divided among {tiles} tasks; expected 1 to {stages} tasks",
+    )
     shaped(sig, first, (rows * len(SETTINGS),), "int32", dense=True)
     shaped(sig, first + 1, (rows,), "int32", dense=True)
     shaped(sig, candidates, (rows * tiles, 2), "fp32", dense=True)
@@ -257,7 +260,7 @@ def _check_sampling(sig: Signature) -> None:
     rows, vocabulary = matrix(sig, 0)
     tiles = params.tiles
     need(rows == 1 and vocabulary + tiles <= INT_MAX, f"got {rows} rows of logits, expected 1")
-    need(tiles <= vocabulary, f"{vocabulary} logits are fewer than {tiles} tiles")
+    need(tiles <= vocabulary, f"{vocabulary} logits are divided into {tiles} tiles")
     shares, first = params.shares, params.first
     need(
         vocabulary % shares == 0 and first < shares,

@@ -217,9 +217,9 @@ def _gathering(
     demand = net.demand * optimum.k
     if (net.demand > 0).sum() * (net.ranks - 1) > _MOST_EDGES:
         raise UnsupportedError(
-            f"{topology.name} has {net.ranks} ranks; a tree for each has {net.ranks - 1} edges, "
-            f"and together they would be more than {_MOST_EDGES}; the optimum alone has no such "
-            "limit."
+            f"{topology.name} has {net.ranks} ranks. One tree for each rank has {net.ranks - 1} "
+            f"edges, and all trees together would have more than {_MOST_EDGES}, the limit. The "
+            "optimal bandwidth can be computed without the trees; it has no such limit."
         )
     result = _isomorphic(net, optimum)
     if result is None:
@@ -233,10 +233,10 @@ def _check_packable(net: Network) -> None:
     size = net.ranks * len(net.tails)
     if size > _MOST_PACKED:
         raise UnsupportedError(
-            f"{net.topology.name} has {net.ranks} ranks and {len(net.tails)} links; its trees are "
-            f"not symmetric and must be packed one by one, which is limited to {_MOST_PACKED} "
-            "ranks times links. The optimum alone has no such limit; try a smaller k, or a network "
-            "of equal boxes."
+            f"{net.topology.name} has {net.ranks} ranks and {len(net.tails)} links. Its trees are "
+            "not symmetric, so that each must be found separately, which is supported only if "
+            f"ranks times links are at most {_MOST_PACKED}. Try a smaller k, or a network of equal "
+            "boxes; the optimal bandwidth can be computed without the trees."
         )
 
 

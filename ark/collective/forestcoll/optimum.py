@@ -133,7 +133,7 @@ def _newton(net: Network) -> Optimum:
         ratios = [_ratio(net, capacity, side) for side in sides]
         first_best = max(range(len(sides)), key=ratios.__getitem__)
         if ratios[first_best] <= bound:
-            raise InternalError("a violated cut does not raise the bound on 1/x*.")
+            raise InternalError("a violated cut does not raise the bound on the time 1/x*.")
         bound, side = ratios[first_best], sides[first_best]
         violations = cuts.violated(capacity * bound.numerator, net.demand * bound.denominator)
         sides = [violation.side for violation in violations]

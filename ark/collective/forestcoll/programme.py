@@ -251,7 +251,7 @@ class Programme:
             if proofs and min(proofs) <= hoped:
                 break
         if not proofs:
-            raise InternalError(f"the cuts of {self._net.topology.name} prove no bound.")
+            raise InternalError(f"the cuts of {self._net.topology.name} prove no bound of rates.")
         return max(min(proofs), hoped)
 
     def _proofs(self, largest: int) -> Iterator[Fraction]:

@@ -65,7 +65,7 @@ def _remove(matrix: Ints, switch: int, demand: Ints) -> Ints:
     while matrix[:, switch].any():
         exchanges = _propose(matrix, switch, dead, parts)
         if not len(exchanges):
-            raise InternalError(f"no capacity through switch {switch} can be exchanged.")
+            raise InternalError(f"switch {switch} cannot be replaced by links of its neighbours.")
         good, bad = 0, len(exchanges) + 1
         while bad - good > 1:
             tried = bad - 1 if bad > len(exchanges) else (good + bad) // 2

@@ -349,7 +349,7 @@ class Mover:
         """Converts an operation that loads from, or stores to, all GPUs of a switch channel."""
         if op.name == "glre":
             if op.dst_chunk is None or op.size is None or op.buffer_offset is None:
-                raise ModelError(f"glre on gpu {rank} needs dst_chunk, size and buffer_offset")
+                raise ModelError(f"a glre of gpu {rank} lacks dst_chunk, size or buffer_offset")
             chunks = form.Chunks(op.buffer_offset, op.size)
             channel = op.channel_ids[0] if op.channel_ids else None
             members = self._group(rank, number, channel, chunks)

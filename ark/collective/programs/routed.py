@@ -49,8 +49,9 @@ def _ranks(program: CollectiveProgram) -> dict[str, int]:
             if rank_of.setdefault(node, rank) != rank or names.setdefault(rank, node) != node:
                 raise refusal(
                     program,
-                    f"{describe(program, ref)} calls rank {rank} {node!r}, but another route "
-                    f"names it {names.get(rank, rank)!r} or {node!r} as rank {rank_of[node]}.",
+                    f"{describe(program, ref)} has a route in which rank {rank} is the node "
+                    f"{node!r}. In another route it is {names.get(rank, rank)!r}, or {node!r} is "
+                    f"rank {rank_of[node]}.",
                 )
     return rank_of
 

@@ -219,6 +219,6 @@ def bind(model: onnx.ModelProto, dims: Mapping[str, int], name: str) -> None:
     unknown = sorted(set(dims) - symbols)
     if unknown or any(n < 1 for n in dims.values()):
         raise InvalidUsageError(
-            f"{name} has the symbolic dimensions {sorted(symbols)}; {dict(dims)} gives "
-            + (f"{unknown}, which it lacks" if unknown else "a size below 1")
+            f"{name} has the symbolic dimensions {sorted(symbols)}, and was given {dict(dims)}: "
+            + (f"it has no dimensions {unknown}" if unknown else "a size is below 1")
         )

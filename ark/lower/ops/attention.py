@@ -234,7 +234,8 @@ def _lower_sequence(
         lower_attention_tiles(lowering, tiled)
         return None
     shares = 1
-    # Only the merge adds sinks.
+    # Sinks are added only by the task that merges the parts of a head. So with sinks the positions
+    # of a head are divided among tasks, and not its query heads.
     if not given.sinks and _divides_heads(lowering, key, given.heads, batch, splits):
         shares, splits = splits, 1
     params = AttentionParams(

@@ -107,8 +107,9 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
             writer = writers.get(tensor.buffer.id)
             if writer and writer.id not in inside and layout(plan, writer) == LOCAL:
                 raise ModelError(
-                    f"{node.name} reads {writer.name}, which is Local: it cannot be computed "
-                    f"before the gather; split {writer.name} too"
+                    f"{node.name} reads {writer.name}, which is Local (each rank has other "
+                    "values), so it cannot be computed before the gather; split "
+                    f"{writer.name} too"
                 )
             if tensor.buffer.id in cut:
                 letters.add(names[cut[tensor.buffer.id]])

@@ -221,7 +221,10 @@ def _shared(parts: Dependencies, forward: Sequence[Node]) -> set[int]:
     """
     first = next((n for n in forward if _parameters(parts, n)), None)
     if first is None:
-        raise ModelError("interlaced shares the first op with a parameter, but the graph has none")
+        raise ModelError(
+            "an interlaced pipeline divides the first op with a parameter among all stages, but "
+            "no op of the graph has a parameter"
+        )
     shared = {first.id}
     for node in reversed(forward):
         if node.id in shared:

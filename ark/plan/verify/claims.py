@@ -29,8 +29,8 @@ def check_claims(rank_set: RankSet) -> None:
                 continue
             if op.claims is None or not tiles:
                 raise refuse(
-                    f"op {op.name!r} of kind {op.kind!r} claims {tiles} tiles, and its counter is "
-                    f"{op.claims}; an op has a counter for claiming tiles only if it claims some"
+                    f"op {op.name!r} of kind {op.kind!r} claims {tiles} tiles at run time, and its "
+                    f"counter is {op.claims}; an op has such a counter exactly if it claims tiles"
                 )
             _check_counter(plan, op.name, op.claims, tiles, used)
             used.add(op.claims)
@@ -38,24 +38,25 @@ def check_claims(rank_set: RankSet) -> None:
             for buffer in buffers:
                 if buffer.rank != plan.rank or buffer.arena in ("symmetric", "host", "packet"):
                     raise refuse(
-                        f"op {op.name!r} claims tiles of {buffer.name!r} (arena {buffer.arena!r}, "
-                        f"rank {buffer.rank}); expected memory that only this rank uses"
+                        f"op {op.name!r} claims tiles at run time in {buffer.name!r} (arena "
+                        f"{buffer.arena!r}, rank {buffer.rank}); expected memory that only this "
+                        "rank uses"
                     )
 
 
 def _check_counter(plan: Plan, name: str, number: int, tiles: int, used: set[int]) -> None:
     if not 0 <= number < len(plan.counters):
-        raise refuse(f"op {name!r} claims tiles from counter {number}, which does not exist")
+        raise refuse(f"op {name!r} claims tiles by counter {number}, which does not exist")
     counter = plan.counters[number]
     if number in used:
         raise refuse(
-            f"op {name!r} claims tiles from counter {counter.name!r}, which another op or task "
-            "uses; expected a counter of its own"
+            f"op {name!r} claims tiles by counter {counter.name!r}, which another op or task uses; "
+            "expected a counter of its own"
         )
     if counter.rank != plan.rank or counter.system:
         raise refuse(
-            f"op {name!r} claims tiles from counter {counter.name!r}, which peers signal; expected "
-            f"a counter of rank {plan.rank} with device scope"
+            f"op {name!r} claims tiles by counter {counter.name!r}, which peers signal; expected a "
+            f"counter of rank {plan.rank} with device scope"
         )
     if counter.step != tiles:
         raise refuse(
