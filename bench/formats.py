@@ -4,9 +4,9 @@ weights are random.
     python bench/formats.py llama-3.1-8b fp8 int4 mxfp4 q4_k --prompt 512 --json formats.json
     python bench/formats.py gpt-oss-20b mxfp4
 
-A table shows the microseconds of one token at a position of 512, their share of the time in bf16
-(for a decoder whose bf16 weights were not asked for: no share), the bytes that a token reads, and
-the rate. For a decoder with experts these bytes are those of the chosen experts.
+A table shows the microseconds of one token at position 512, this time divided by the time with bf16
+weights (if these are measured, too), the bytes that a token reads, and the rate at which it reads
+them. Of a decoder with experts, only the bytes of the chosen experts are counted.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ LEAST_OF_VECTOR = 4  # the same if the narrow operand is a single row or column 
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
-# fp32 operands pass through shared memory if the narrow one has at least this many rows, and bytes
-# per part of k. The first cache does not keep such an operand beside the loads of the other one.
+# fp32 operands pass through shared memory if the narrow one has at least this many rows and, in
+# each part of k, at least this many bytes. The L1 cache does not keep such an operand beside the
+# loads of the other one.
 LEAST_STAGED_ROWS, LEAST_STAGED_BYTES = 9, 1 << 16
 LEAST_STAGES, MOST_STAGES = 2, 4
 SHORT, MOST_SUMS = 2, 8  # the most steps of k of a short product; the most sums of a thread

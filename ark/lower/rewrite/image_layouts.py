@@ -25,7 +25,8 @@ from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.image_concats import joins_channels
 from ark.lower.rewrite.views import UNSEEN, whole
 
-# The reductions of which one over places and one over images together are one over both.
+# Reductions that can be computed in two steps: reducing the places of each image, and then the
+# results of all images, is the same as reducing places and images at once.
 JOINED = tuple(f"reduce_{f}" for f in ("sum", "mean", "max", "min", "prod"))
 
 

@@ -141,7 +141,7 @@ def _window_rules(given: WindowAttributes, count: int) -> list[Rule]:
     ]
 
 
-# The number of elements of a window that each type can count.
+# For each type of floats, the most elements of a window whose numbers it represents exactly.
 MOST_PLACES = {"fp32": 1 << 24, "fp16": 1 << 11, "bf16": 1 << 8}
 
 
