@@ -6,7 +6,7 @@
 // weights are p = exp(s - l). With d = (gradient of the result) v and the row's slope, the gradient
 // of the scores is p * (d - slope).
 
-// The range of rows of the other side, first to end - 1, that the row `at` of a tile meets. KEYS:
+// The rows of the other side, first to end - 1, with which row `at` of a tile is multiplied. KEYS:
 // true if tiles have rows of keys.
 template <class S, bool KEYS>
 ARK_DEVICE int ark_gradient_first(int at) {

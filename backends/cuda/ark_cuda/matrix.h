@@ -14,8 +14,9 @@
 constexpr ark_u32 ARK_MATRIX_ROOM = 196608u;
 constexpr ark_u32 ARK_MATRIX_SLAB = 2048u;  // a warp's slab: 16 by 64 elements of 16 bits
 constexpr int ARK_MATRIX_GROUPS = ARK_WARPS / 4;
-// The number of arrivals on a barrier that free a stage. Each computing warp arrives once. With
-// tensor memory, only the hardware arrives, when the products of the stage are complete.
+// The number of arrivals by which a stage's barrier releases the stage to the loading thread. Each
+// computing warp arrives once. With tensor memory, only the hardware arrives, when the products of
+// the stage are complete.
 #ifdef ARK_HAS_TENSOR_MEMORY
 constexpr ark_u32 ARK_MATRIX_READERS = 1u;
 #else
@@ -28,8 +29,9 @@ static_assert(ARK_MATRIX_STAGE % ARK_SHARED_ALIGNMENT == 0 &&
                   ARK_MATRIX_SLABS % ARK_SHARED_ALIGNMENT == 0,
               "operands begin where swizzled boxes must");
 
-// A position in the ring: a slot and the parity of its barriers' phase. Both are kept in registers.
-// Computing them from a stage number would need a division between two products.
+// A position in the ring: a slot, and the parity of the current phase of the slot's barriers. Both
+// are kept in registers, because computing them from a stage number takes a division, which would
+// delay the next product.
 struct ArkMatrixSlot {
   ark_u32 slot, parity;
 };
@@ -63,9 +65,9 @@ struct ArkMatrixRing {
   ark_u64 made;  // an mbarrier: a tile's sums are complete
   ark_u32 sums;  // the first column of the sums in tensor memory
 #else
-  // A word that the loading thread writes for the prefetching thread. Upper 24 bits: the number of
-  // stages loaded so far for products that are prefetched. Lowest 8 bits: the number of other
-  // stages loaded since then.
+  // A word by which the loading thread tells the prefetching thread how far it is. Upper 24 bits:
+  // the number of stages loaded so far for products whose weights are prefetched. Lowest 8 bits:
+  // the number of stages of other products loaded since then.
   ark_u32 loaded;
 #endif
 };
@@ -121,8 +123,8 @@ ARK_DEVICE void ark_matrix_loads_only() {
 ARK_DEVICE void ark_matrix_computes() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(ARK_COMPUTE_REGISTERS));
 }
-// Ends the loading thread and frees tensor memory. Called by the computing threads after they have
-// left the loop.
+// Makes the loading thread end, and frees tensor memory. Called by the computing threads after they
+// have left the loop.
 ARK_DEVICE void ark_matrix_close() {
 #ifdef ARK_HAS_TENSOR_MEMORY
   ark_sync();  // all reads of the sums are done
@@ -130,7 +132,9 @@ ARK_DEVICE void ark_matrix_close() {
 #endif
   if (threadIdx.x == 0) atomicExch(&ark_matrix.leave, 1u);
 }
-// A task's sequence number: its iteration, and twice its index in the task table.
+// A task's sequence number, by which the computing warps and the loading thread compare their
+// progress. It consists of the iteration and twice the task's index in the task table. (The odd
+// numbers in between mean that the task's waits are complete.)
 constexpr ark_u64 ARK_MATRIX_TASK = 2u;  // the distance between the numbers of two tasks
 ARK_DEVICE ark_u64 ark_matrix_place(ark_u32 iteration, ark_u32 at) {
   return static_cast<ark_u64>(iteration) << 32 | at * 2u;
@@ -143,7 +147,8 @@ ARK_DEVICE void ark_task_reached(const ArkCtx& c, ark_u32 at) {
 // A fence within the block: other threads that see this thread's later stores also see its earlier
 // ones.
 ARK_DEVICE void ark_block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
-// Called by the computing threads after the waits of a task.
+// Called by the computing threads after the waits of a task: tells the loading thread that these
+// waits are complete.
 ARK_DEVICE void ark_task_begins(const ArkCtx& c) {
   if (threadIdx.x != 0) return;
   const ark_u32 at = ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP;
@@ -173,8 +178,8 @@ ARK_DEVICE void ark_matrix_filled(ArkCtx& c, ark_u32 full, ark_u32 parity) {
     break;
   }
 }
-// Releases a stage on behalf of GROUPS warpgroups, so that the loading thread may overwrite it.
-// empty: the address of the stage's barrier for releases.
+// Releases a stage on behalf of GROUPS warpgroups. When all computing warps have released it, the
+// loading thread may overwrite it. empty: the address of the stage's barrier that counts releases.
 template <ark_u32 GROUPS = 1u>
 ARK_DEVICE void ark_matrix_release(ark_u32 empty) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(empty),
@@ -192,24 +197,24 @@ ARK_DEVICE ArkMatrixSlot ark_matrix_place_of() {
   return ArkMatrixSlot{used >> 1 & 0xffu, used & 1u};
 }
 // Stores the position in the ring of this warp's next stage, for the next task. made: the parity
-// that ark_matrix_made_parity returns from then on.
+// that ark_matrix_made_parity is to return from now on.
 ARK_DEVICE void ark_matrix_keep_place(const ArkMatrixSlot& at, ark_u32 made = 0u) {
   __syncwarp();
   ark_warp_store(&ark_matrix.used[ark_warp()], made << 16 | at.slot << 1 | at.parity);
   __syncwarp();
 }
 #ifdef ARK_HAS_TENSOR_MEMORY
-// The parity of an mbarrier's phase. The phase completes when the products have written all sums of
-// the next tile to tensor memory.
+// With tensor memory, an mbarrier signals that all sums of a tile are complete. Returns the parity
+// of the phase that will complete for the next tile.
 ARK_DEVICE ark_u32 ark_matrix_made_parity() {
   return ark_warp_load(&ark_matrix.used[ark_warp()]) >> 16;
 }
 #endif
 
-// Bits of ArkTask.growth in this variant: what the loading thread may load before the task's own
-// waits are complete. ALL: the boxes of both operands, before the task begins. RIGHT: those of the
-// right operand, before the task begins. BESIDE: the other boxes, once the preceding task has
-// performed its waits, because that task does not write their memory.
+// Bits of ArkTask.growth in this variant. They tell when the loading thread may load operands of a
+// task. ALL: both operands, before the task begins. RIGHT: the right operand, before the task
+// begins. BESIDE: operands that the preceding task does not write may be loaded as soon as that
+// task has performed its waits.
 constexpr ark_u32 ARK_LOADS_ALL = 1u, ARK_LOADS_RIGHT = 2u, ARK_LOADS_BESIDE = 4u;
 
 // The state of the loading thread, which it passes to a task's loading function. The prefetching
@@ -256,8 +261,8 @@ ARK_DEVICE void ark_matrix_issued(ArkMatrixLoad& load) {
   ark_matrix_next(load.at);
   if (load.issued < ARK_MATRIX_STAGES) ++load.issued;
 }
-// Loading thread: waits until all loaded stages have been consumed. Returns false if the computing
-// warps have left.
+// Called by the loading thread: waits until all loaded stages have been released by the computing
+// warps. Returns false if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_drained(const ArkMatrixLoad& load) {
   bool fine = true;
   ArkMatrixLoad each = load;
@@ -281,10 +286,10 @@ ARK_DEVICE void ark_map_ahead(ark_u64 map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// The loading thread's copy of the record of its next task and of the task's first waits. Records
-// are copied while earlier tasks run. A load from device memory would cost more than 0.2 us between
-// the waits and the first copies, and there would be several, because an acquire invalidates the
-// first cache.
+// The loading thread's copy of the record of its next task and of the task's first waits. They are
+// copied while earlier tasks run. If they were loaded from device memory after the waits, each load
+// would delay the task's first copies by more than 0.2 us, because an acquire invalidates the L1
+// cache.
 constexpr ark_u32 ARK_MATRIX_WAITS = 4u;
 struct ArkMatrixNext {
   ArkTask task;
@@ -308,10 +313,10 @@ ARK_DEVICE void ark_matrix_copy_ahead(const ArkTask& task, const ArkCounterOp* o
   }
 }
 
-// Functions of the generated source. `kind`: the number of a device function. ark_loads: true if it
-// has a function for the loading thread. ark_maps: 16 times the place of its first tensor map in a
-// task's record, plus the number of tensor maps. ark_spares_stages: true if it has no function for
-// the loading thread and does not use the memory of the stages.
+// Functions of the generated source. `kind`: the number of a device function. ark_loads: true if
+// the device function has a part for the loading thread. ark_maps: 16 times the index of the first
+// tensor map in a task's record, plus the number of tensor maps. ark_spares_stages: true if the
+// device function has no part for the loading thread and does not use the memory of the stages.
 ARK_DEVICE bool ark_loads(ark_u32 kind);
 ARK_DEVICE ark_u32 ark_maps(ark_u32 kind);
 ARK_DEVICE bool ark_spares_stages(ark_u32 kind);
@@ -510,8 +515,9 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
     ark_matrix_expect(&ark_matrix.full[load.at.slot], 0u);
     ark_matrix_issued(load);
   }
-  // Tells the computing warps that no more stages will be loaded. In a launch that succeeds, every
-  // stage that a warp waits for has been loaded; after an abort no warp waits for a stage.
+  // Tells the computing warps that no more stages will be loaded, so that no warp waits for a stage
+  // for ever after a failure. In a launch that succeeds, all stages for which a warp waits have
+  // been loaded.
   if (load.stopped && !ark_matrix_left()) *const_cast<volatile ark_u32*>(&ark_matrix.stopped) = 1u;
   // A block must not end while copies to its shared memory are in flight.
   for (ark_u32 slot = 0u; slot < load.issued; ++slot) {
@@ -525,10 +531,10 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 #ifndef ARK_HAS_TENSOR_MEMORY
 // While the ring is full and the loading thread waits for a task to begin, memory would be idle. So
 // the prefetching thread, a thread of the next warp, walks the same task list and prefetches
-// weights of products of few rows to L2. It runs at most ARK_MATRIX_AHEAD stages ahead of the
-// loading thread, and prefetches only while the loading thread loads nothing. It prefetches one
-// stage in the time in which memory delivers ARK_MATRIX_PACE stages to each processor. At a higher
-// rate, the few loads of tasks such as norms would wait behind the prefetches.
+// weights of products of few rows to L2. It is at most ARK_MATRIX_AHEAD stages ahead of the loading
+// thread, and prefetches only while the loading thread loads nothing. Its rate is one stage in the
+// time in which memory could deliver ARK_MATRIX_PACE stages to each processor. At a higher rate,
+// the few loads of tasks such as norms would wait behind the prefetches.
 
 // Called by the prefetching thread: waits until the next stage should be prefetched, or the loading
 // thread has loaded it. wanted: set to true in the first case. nanoseconds: the time in which
@@ -582,9 +588,10 @@ ARK_DEVICE void ark_matrix_prefetch_run(const ArkParams* p, ark_u32 processor, c
 }
 #endif
 
-// The lower word of the matrix descriptor of an operand in shared memory: rows of 128 bytes,
-// swizzled, in groups of eight rows. `lead` is the distance between blocks of 64 neighbouring
-// elements, in units of 16 bytes. The upper word, ARK_MATRIX_ROWS, is the same for all operands.
+// Returns the lower word of the matrix descriptor by which wgmma finds an operand in shared memory.
+// Operands have rows of 128 bytes, swizzled, in groups of eight rows. lead: the distance between
+// blocks of 64 neighbouring elements, in units of 16 bytes. The upper word of all descriptors is
+// ARK_MATRIX_ROWS.
 #ifdef ARK_HAS_TENSOR_MEMORY
 #define ARK_MATRIX_ROWS "0x40004040"
 #else

@@ -12,9 +12,9 @@ struct ArkAttentionParts {
 
 // Copies the G query heads of a key/value head to shared memory, multiplied by the scale. If the
 // operand `fresh` is given, its key and value (the newest ones) are copied too. load() issues the
-// loads of the warp's first cache rows. It may run before the task's waits if these rows were
-// written before the iteration. In the variant `roles` this function performs the waits and returns
-// false if the processor must leave the loop.
+// loads of the warp's first cache rows. If these rows were written before the iteration, load()
+// runs before the task's waits. In the variant `roles` this function performs the waits, and
+// returns false if the processor must leave the loop.
 #if defined(ARK_HAS_HANDSHAKE)
 template <int G, int KV_HEADS, int D, class Q, class F>
 ARK_DEVICE void ark_attention_gather(ArkCtx& c, float* to, int row, int head, bool newest,

@@ -87,7 +87,8 @@ ARK_DEVICE void ark_attention_crew(char* shared, ArkAttentionStrip* strips, int 
         ark_address(operand, 0, strip.tile.batch, strip.tile.row + first, strip.tile.head * S::D);
     char* const mine = shared + w.ring() + pair * (2 * U::SLOT) + w.thread / 32 * U::PART;
     // All warps have read the keys and values, so their slots may be used for results. From here on
-    // no warp reads `strip`: its memory is used for the strip after the next one.
+    // no warp reads the variable `strip`: its memory is used to describe the strip after the next
+    // one.
     w.meet_crew();
     if (rows > 0) {
       ark_attention_out<U, S::D>(mine, sums.values, w.lane, w.part, rows, to,

@@ -2,8 +2,8 @@
 // positions to the slots of the ring while earlier tasks still run. A slot always belongs to the
 // same warp, or to the same few warps, which share the stages in it. So a warp waits for all stages
 // of its own slots, one after another. ark/tasks/attention.py describes the task and its accesses,
-// attention_boxed_sums.h how a warp processes a stage. The values of a stage are four quarters, each
-// of which begins ARK_BOXED_SKEW bytes further than behind the quarter before.
+// attention_boxed_sums.h how a warp processes a stage. The values of a stage are stored as four
+// quarters, with a gap of ARK_BOXED_SKEW bytes between neighbouring quarters.
 
 // The number of positions in each stage of a task that processes `rows` positions. A slot has room
 // for `most`, a multiple of `unit`. The stages fill all slots evenly, as often as necessary, because

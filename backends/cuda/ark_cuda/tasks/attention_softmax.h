@@ -12,7 +12,8 @@ ARK_DEVICE float ark_attention_power(float v) {
   return result;
 }
 
-// A function that returns an operand of a task, for an operand that the task does not have.
+// Takes the place of a function that returns an operand of a task, if the task does not have this
+// operand.
 struct ArkAttentionNone {
   ARK_DEVICE_MEMBER ArkNoOperand operator()(const ArkTask&) const { return {}; }
 };
