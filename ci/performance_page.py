@@ -249,7 +249,7 @@ def _because(slow: Sequence[str], reasons: Mapping[str, str]) -> Iterator[str]:
 def _where(run: Results) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in run.versions.items() if k not in ("ark", "pytest"))
     at = f"commit {run.commit}" if run.commit else f"source {run.source}"
-    return f"{run.date}, {run.machine.name}, {at}: {versions}"
+    return f"Measured {run.date} on {run.machine.name}, {at}, with {versions}"
 
 
 def _line(row: Figure) -> str:
