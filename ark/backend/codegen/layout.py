@@ -29,11 +29,10 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # (ark.runtime.flows). Its low byte is the number of tasks of the sequence from this one on.
     # The next byte is how many of these, from this one on, call the same device function.
     # The high half has a bit for each operand that the previous task has computed.
-    # growth: 1 + the index of the ArkGrowth of the task's growing fetch, or 0 without such a fetch.
-    # In kernels that load boxes (TMA), growth has another meaning (ark.runtime.tables).
-    # It is 1 if all of the task's boxes may be loaded before the task begins.
-    # It is 2 if only the boxes of the right operand may be loaded early, and 6 if the other boxes
-    # may be loaded too, once the preceding task has performed its waits.
+    # growth: if the task has a growing fetch, 1 + the index of its ArkGrowth; otherwise 0.
+    # In kernels that load boxes (TMA), growth has bits instead, which say what may be loaded before
+    # the task begins (ark.runtime.tables). 1: all boxes. 2: the boxes of the right operand.
+    # 4, with 2: the other boxes too, once the preceding task has performed its waits.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
