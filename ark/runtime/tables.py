@@ -166,9 +166,9 @@ class _Early:
     written: dict[int, frozenset[int]]
 
     def bits(self, task: Task, before: Task | None) -> int:
-        """The bits of a task. before: the preceding task of its processor. All tasks before that
-        one have ended when it begins. So it need not be waited for if it writes nothing that is
-        loaded.
+        """The bits of a task. before: the preceding task of its processor. When `before` begins,
+        all earlier tasks have ended. So loading need not wait for the end of `before` if `before`
+        writes nothing that is loaded.
         """
         flag, loaded = self.flags.get(task.op, 0), self.loaded.get(task.op)
         if loaded is None or flag == ALL or before is None or before.op == task.op:

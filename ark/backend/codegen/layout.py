@@ -32,7 +32,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # growth: if the task has a growing fetch, 1 + the index of its ArkGrowth; otherwise 0.
     # In kernels that load boxes (TMA), growth has bits instead, which say what may be loaded before
     # the task begins (ark.runtime.tables). 1: all boxes. 2: the boxes of the right operand.
-    # 4, with 2: the other boxes too, once the preceding task has performed its waits.
+    # 4: the remaining boxes, once the preceding task has performed its waits.
     "ArkTask": (
         ("kind", "u32", 1),
         ("op", "u32", 1),
