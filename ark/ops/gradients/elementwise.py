@@ -49,15 +49,15 @@ def computed(
 
 
 def has_simple_gradients(node: Node) -> bool:
-    """True if one op computes the gradient of each input of an elementwise node, and a condition
-    in it selects the whole gradient: a product with 0 would be NaN where other factors are
-    infinite.
+    """True if one op computes the gradient of each input of an elementwise node from its inputs,
+    and a condition in it selects the whole gradient: a product with 0 would be NaN where other
+    factors are infinite. False for gradients that read no input, for which nothing is stored.
     """
     tree, count = expression_of(node), len(node.inputs)
     slopes = [derivative(tree, i) for i, t in enumerate(node.inputs) if t.dtype in FLOATS]
     chosen = [part for slope in slopes for part in (slope[2:] if slope[0] == "where" else [slope])]
     short = all(size(_selected(leaf(count), slope)) <= MAX_NODES for slope in slopes)
-    return short and not any(map(_has_condition, chosen))
+    return short and any(map(reads, slopes)) and not any(map(_has_condition, chosen))
 
 
 def _has_condition(tree: Tree) -> bool:
