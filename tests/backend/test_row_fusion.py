@@ -13,6 +13,7 @@ import ark
 from ark.backend import registry
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan
+from tests.emulated import few_emulated
 
 torch = pytest.importorskip("torch")
 
@@ -48,7 +49,9 @@ def _in_torch(arrays: list[np.ndarray], norm: str) -> list[np.ndarray]:
     return [(back + residual).numpy(), slope.numpy()]
 
 
-@pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16, ark.fp16], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.fp32, ark.bf16, ark.fp16), ark.bf16), ids=lambda t: t.name
+)
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_gradients_of_norms_equal_those_of_torch(backend: str, norm: str, dtype: DataType) -> None:
     random = np.random.default_rng(4)

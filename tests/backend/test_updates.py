@@ -14,6 +14,7 @@ import ark
 from ark.backend import registry
 from ark.ir.dtype import DataType
 from ark.lower.pipeline import plan
+from tests.emulated import few_emulated
 
 torch = pytest.importorskip("torch")
 
@@ -67,7 +68,9 @@ def _update(name: str, dtype: DataType) -> tuple[list[ark.Tensor], list[ark.Tens
     return weights, slopes
 
 
-@pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16, ark.fp16], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "dtype", few_emulated((ark.fp32, ark.bf16, ark.fp16), ark.bf16), ids=lambda t: t.name
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_equal_those_of_torch(backend: str, name: str, dtype: DataType) -> None:
     random = np.random.default_rng(11)
