@@ -91,8 +91,8 @@ class Phi3(Llama):
 
     @classmethod
     def read_config(cls, fields: Fields) -> LlamaConfig:
-        """The shape of a model from its config.json. All layers have the sliding window. Older
-        files call the RoPE scaling longrope yarn.
+        """The shape of a model from its config.json. All layers have the sliding window. In older
+        files the type of RoPE scaling `longrope` is called `yarn`.
         """
         table = fields.table("rope_scaling") or fields.table("rope_parameters")
         if table is not None and "yarn" in (table.text("rope_type"), table.text("type")):

@@ -71,7 +71,8 @@ ARK_DEVICE void ark_attention_gradient(ArkCtx& c, const ArkTask& t, float scale,
     for (int at = begin; at < end; at += C) {
       const int many = end - at < C ? end - at : C;
       // Stores the weight, and the gradient of the score, of row r and the e-th row of the other
-      // side. score, d: the products of their first and of their second operands.
+      // side. score, d: the products of the first operands of both sides, and of their second
+      // operands.
       const auto finish = [&](int r, int e, float score, float d) {
         const int q = KEYS ? at + e : row + r, k = KEYS ? row + r : at + e;
         float weight = 0.0f, slope = 0.0f;

@@ -32,10 +32,9 @@ def add_detours(choices: Choices, deadline: float) -> list[bool] | None:
 
 
 def _least_loaded(choices: Choices, deadline: float) -> dict[int, list[int]] | None:
-    """Returns the links that every leader's chunk crosses, parents first.
-
-    Returns None if there is no path for a chunk, or if `deadline` (by time.monotonic()) passes. No
-    symmetry may map a leader to itself.
+    """Returns, for the chunk of each leader, the links of the tree by which it reaches all ranks
+    that need it, each link after the link to its sender. Returns None if there is no path for a
+    chunk, or if `deadline` (by time.monotonic()) passes. No symmetry may map a leader to itself.
     """
     loads = _Loads(choices)
     ways: dict[int, list[int]] = {}

@@ -48,8 +48,9 @@ _SAME_BITS = {
 
 
 def run(call: Call, operator: Operator, schema: Any) -> Any:
-    """Computes the results of a call, some of whose values have types that another type carries.
-    Raises UnsupportedError if the operator does not support a carried type.
+    """Computes the results of a call. If inputs have types that are carried by another type, the
+    operator is applied to the carriers' values, and results get the carried types. Raises
+    UnsupportedError if the operator does not support a carried type.
     """
     places = [
         (i, v.kind) for i, v in enumerate(call.inputs) if v is not None and v.kind is not None

@@ -44,8 +44,9 @@ class _Merger:
         self.views: dict[tuple[object, ...], Tensor] = {}
 
     def take(self, node: Node) -> Node | None:
-        """The node with inputs that refer to earlier results; None if its own result exists
-        already.
+        """The next node of the program, with inputs that repeat an earlier result replaced by that
+        result. None if the node's own result repeats an earlier one, so that the node is not
+        needed.
         """
         inputs = tuple(self._read(t) for t in node.inputs)
         after = tuple(self._read(t) for t in node.after)

@@ -237,8 +237,9 @@ void join_release(Wave& w, Contributor from, Scope relation) {
   if (found == nullptr) return;
   const ReleaseRecord& record = *found;
   const auto join = [&](SharedClock& into, const Published& what) {
-    // A barrier adds the wave's own accesses to `seen`, although some of them may not be visible
-    // outside of the workgroup. `own` is the last epoch whose accesses are visible there.
+    // A barrier adds the other wave's own accesses to `seen`, although some of them may not be
+    // visible outside of the workgroup yet. `own` is the last epoch whose accesses are visible
+    // there.
     join_clock(into, *what.seen, from.slot);
     raise_clock(into, from.slot, std::min(what.own, from.epoch));
   };
