@@ -151,7 +151,8 @@ class AttentionAttributes(Attributes, frozen=True):
     by_rows: True if keys and values have one row per position, with all heads side by side. paged:
     True if keys and values are in pages. mask: the last input is true for visible keys, is true for
     hidden keys, or is added to the scores; "" if there is no mask. fill: the score of a hidden key.
-    strict: NaN, not zeros, for rows that see no key. logarithms: those of the rows' sums are given.
+    strict: NaN, not zeros, for rows that see no key. logarithms: True if a second result has the
+    logarithm of each row's sum of exponentials.
     """
 
     heads: int

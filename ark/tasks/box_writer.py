@@ -238,7 +238,7 @@ class BoxWriter:
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
-        """True if neighbours of the result are computed from elements of operand 0 that are not."""
+        """True if neighbours of the result are computed from distant elements of operand 0."""
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
     def _as_made(self, index: int) -> bool:

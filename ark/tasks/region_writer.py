@@ -36,7 +36,9 @@ class RegionWriter(BoxWriter):
         return len(self.sig.operands) - len(self.stores)
 
     def packs(self) -> Packs:
-        """In small tiles, all threads have work only if each computes single elements."""
+        """The packs of the operands. In small tiles they are single elements; otherwise not all
+        threads would have work.
+        """
         return super().packs() if math.prod(self.tile) >= MIN_PACKED_ELEMENTS else Packs()
 
     def choices(self) -> list[Packs]:

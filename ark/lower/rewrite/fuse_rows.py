@@ -29,8 +29,8 @@ Key = tuple[int, int, int]  # a box of memory: buffer, first element, number of 
 
 
 def fuse_rows(graph: Graph, context: Context) -> Graph:
-    """A copy of the graph in which sums over rows are one node with the elementwise nodes that lead
-    from one to the other, that read them and that compute what they sum.
+    """A copy of the graph in which sums over rows are fused with elementwise nodes: those between
+    two sums, those that read a sum, and those that compute the elements of a sum.
     """
     touches, kept = graph.view.touches, context.kept
     nodes: list[list[Node]] = []
@@ -249,8 +249,8 @@ def _key(tensor: Tensor) -> Key:
 
 
 def _shape(tensor: Tensor, frame: tuple[int, int]) -> str:
-    """How a tensor lies over rows: `full`, `rows` (a value for each row), `columns` (a value for
-    each column), `one` (one value); "" if it does not.
+    """Which values a tensor has for rows: `full` (one for each element), `rows` (a value for each
+    row), `columns` (a value for each column), `one` (one value); "" if it does not.
     """
     rows, columns = frame
     if not tensor.dense or tensor.dtype not in FLOATS or not tensor.shape:

@@ -80,7 +80,8 @@ class Optimizer:
                 "each, or call Module.backward first"
             )
         self._begin()
-        # Small parameters of one size are updated one after the other, so that they are one op.
+        # Small parameters of one size are updated one after the other, so that their updates become
+        # one op.
         sizes = [as_tensor(p).ir.elements for p in self.parameters]
         small = {place: n for place, n in enumerate(sizes) if n <= MAX_SMALL_ELEMENTS}
         for place in sorted(range(len(sizes)), key=lambda place: small.get(place, 0)):
