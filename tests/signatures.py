@@ -162,7 +162,12 @@ def _movement(dtype: DataType) -> None:
 
 
 def _gradients(dtype: DataType) -> None:
-    """Builds attention whose second result is a logarithm, and gradients of attention."""
+    """Builds attention whose second result is a logarithm, and gradients of attention and of a
+    max pool.
+    """
+    image = ark.tensor([2, 4, 9, 8], dtype)
+    largest = ark.max_pool(image, 3, 2, 1)
+    ark.grad(largest, image, ark.tensor(largest.shape(), dtype))
     attention_gradients.with_logarithms(attention_gradients.Case(2, 3, 130, 130, 32), dtype)
     for mask in ("", "keys", "bias"):
         case = attention_gradients.Case(2, 3, 70, 90, 32, causal=not mask, mask=mask)

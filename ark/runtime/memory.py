@@ -18,6 +18,7 @@ from ark.backend.devices import Device, Memory
 from ark.errors import BaseError, InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.ir.packed import cast, from_memory, to_memory
+from ark.ir.values import row_major
 from ark.plan.types import Plan, PlanTensor
 
 
@@ -99,12 +100,18 @@ class PlanMemory:
         self.device.write(self.tensor_address(tensor), to_memory(array, kind))
 
     def read(self, name: str) -> np.ndarray:
-        """Reads a dense tensor of the plan by name."""
+        """Reads a tensor of the plan by name. Its rows may have gaps between them."""
         tensor = self.find(name)
-        kind = by_name(tensor.dtype)
-        nbytes = int(np.prod(tensor.items.shape)) * tensor.itemsize
-        data = self.device.read(self.tensor_address(tensor), nbytes)
-        return from_memory(data, tensor.shape, kind)
+        kind, items = by_name(tensor.dtype), tensor.items
+        steps, dense = row_major(items.extents), row_major(items.shape)
+        if all(n == 1 or s == d for n, s, d in zip(items.shape, steps, dense, strict=True)):
+            data = self.device.read(self.tensor_address(tensor), tensor.nbytes)
+            return from_memory(data, tensor.shape, kind)
+        span = 1 + sum((n - 1) * s for n, s in zip(items.shape, steps, strict=True))
+        data = self.device.read(self.tensor_address(tensor), span * tensor.itemsize)
+        strides = [s * tensor.itemsize for s in steps]
+        rows = np.lib.stride_tricks.as_strided(data.view(kind.numpy), items.shape, strides)
+        return np.ascontiguousarray(rows)
 
     def host_view(self, name: str) -> np.ndarray:
         """A view of a tensor in host-mapped memory, which shows what the device writes."""

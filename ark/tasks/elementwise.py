@@ -159,7 +159,7 @@ class Elementwise(TaskKind):
         writer = BoxWriter(sig, params.expr, params.tile, {})
         packs = writer.packs()
         writer.keeps = writer.rounds(packs, machine, whole=True)
-        kept = f"  ArkPack<{sig.operands[out].ctype}, {packs.size}> kept[{writer.keeps}];\n"
+        kept = f"  ArkPack<{sig.operands[out].ctype}, {packs.size}> kept[{writer.keeps}] = {{}};\n"
         body = declare + writer.flat(packs, machine)
         return text.run(name, body, kept if writer.keeps else "")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ark.lower import passes
+from ark.lower import variant_passes
 from ark.lower.rewrite import channels_last, convolutions
 
 
@@ -17,7 +17,9 @@ def keep_channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(convolutions, "least_work", lambda _: 1.0)
     always = channels_last.channels_last
-    monkeypatch.setattr(passes, "turn_channels", lambda graph, context, **_: always(graph, context))
+    monkeypatch.setattr(
+        variant_passes, "turn_channels", lambda graph, context, **_: always(graph, context)
+    )
 
 
 def scaled(rng: np.random.Generator, shapes: list[Any]) -> list[np.ndarray]:

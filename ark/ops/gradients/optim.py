@@ -17,11 +17,11 @@ from ark.errors import InvalidUsageError
 from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir.dtype import fp32
 from ark.lower.rewrite.fuse_regions import MAX_SMALL_ELEMENTS
-from ark.ops.activations import exp, rsqrt, sqrt
+from ark.ops.activations import rsqrt, sqrt
 from ark.ops.elementwise import add, cast, copy, div, mul, sub
 from ark.ops.gradients.products import wide
 from ark.ops.logic import greater
-from ark.ops.math import reciprocal
+from ark.ops.math import expm1, reciprocal
 from ark.ops.reductions import reduce_sum
 from ark.ops.selection import clip, where
 from ark.ops.views import new_tensor, reshape, tensor
@@ -172,11 +172,12 @@ class Adam(Optimizer):
         """Computes the factors that correct the running means for their bias, which are 1 / (1 -
         beta^t) after t steps. The factor of the mean of squares is replaced by its root, with which
         the root of that mean is multiplied. The learning rate is multiplied by the other factor.
+        In the first steps, 1 - beta^t is so small that only expm1 keeps its digits.
         """
         held = as_tensor(self.steps)
         steps = add(held, 1.0, held)
         first, second = (
-            sub(1.0, exp(mul(steps, math.log(beta)))) if beta else add(mul(steps, 0.0), 1.0)
+            mul(expm1(mul(steps, math.log(beta))), -1.0) if beta else add(mul(steps, 0.0), 1.0)
             for beta in self.betas
         )
         self._corrections = reciprocal(first), rsqrt(second)
