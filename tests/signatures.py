@@ -162,12 +162,7 @@ def _movement(dtype: DataType) -> None:
 
 
 def _gradients(dtype: DataType) -> None:
-    """Builds attention whose second result is a logarithm, and gradients of attention and of a
-    max pool.
-    """
-    image = ark.tensor([2, 4, 9, 8], dtype)
-    largest = ark.max_pool(image, 3, 2, 1)
-    ark.grad(largest, image, ark.tensor(largest.shape(), dtype))
+    """Builds attention whose second result is a logarithm, and gradients of attention."""
     attention_gradients.with_logarithms(attention_gradients.Case(2, 3, 130, 130, 32), dtype)
     for mask in ("", "keys", "bias"):
         case = attention_gradients.Case(2, 3, 70, 90, 32, causal=not mask, mask=mask)
@@ -231,7 +226,7 @@ def _indexing(dtype: DataType) -> None:
     ark.cumsum(a, 2)
     if dtype in FLOATS:
         recurrence(a, ark.tensor([2, 4, 9, 18], dtype), 2)
-        ark.max_pool(a, 3, 2, 1)
+        ark.grad(ark.max_pool(a, 3, 2, 1), a, ark.tensor([2, 4, 5, 9], dtype))
         ark.avg_pool(a, 2)
         ark.conv(a, ark.tensor([8, 2, 3, 3], dtype), padding=1, groups=2)
         ark.resize(a, (18, 9), "linear")

@@ -6,6 +6,6 @@ from ark.ir.attributes import WindowAttributes
 
 
 class UnpoolAttributes(WindowAttributes, frozen=True):
-    """The windows of the max pool. shape: the sizes of the image in each spatial dimension."""
+    """The windows of the max pool. image: the sizes of the image in each spatial dimension."""
 
-    shape: list[int]
+    image: list[int]

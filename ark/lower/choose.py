@@ -17,19 +17,29 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
-from ark.lower.ring_room import fits_beside_ring
-from ark.lower.tiling import row_bytes, split_k, stage_rows
-from ark.lower.work_times import boxed, product_times
+from ark.lower.tiling import (
+    divided_bytes,
+    input_in_memory,
+    row_bytes,
+    split_k,
+    stage_rows,
+    stage_tile,
+)
+from ark.lower.work_times import boxed, product_times, refusal
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, MOVE
 from ark.tasks.linear_form import (
     MAX_UNIT_INPUT_ROWS,
+    narrow_bytes,
     narrow_rows,
+    row_input_bytes,
+    sums_bytes,
 )
 
 BY_TIME = "its products and attention are predicted to take less time"
 ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
+MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; reserved in any case
 MAX_EXPERT_SHARE = 0.25  # largest ratio of bytes of experts' weights to products'
 
 
@@ -211,7 +221,7 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
             continue
         candidate, last = decoding(graph, context, target, phase)
         refused = not_decoding(candidate, last, context, target)
-        fits = fits_beside_ring(candidate.nodes, target, first)
+        fits = _fits(candidate.nodes, target, first)
         fits = fits and not _starves(last, target, machine)
         if fits and (variant.name == wanted or not refused):
             choice = Choice(target, asked if variant.name == wanted else _decoding_text(last))
@@ -257,36 +267,6 @@ def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
         return None
     held = sum(size * stage_rows(w, machine, False) * row_bytes(w) for size, w in sizes)
     return held / (sum(size for size, _ in sizes) * machine.stage_bytes)
-
-
-def refusal(graph: Graph, machine: Machine) -> str:
-    """The reason, which names a node of the graph, why the kernel variant for warpgroups is not
-    used. "" if the variant can be used, or if the machine does not have it.
-
-    The variant is used if products and attention are predicted to take less time than under the
-    machine's first variant. The prediction includes products that box copies cannot load.
-    """
-    target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
-    if target is None:
-        return ""
-    nodes = [n for n in graph.nodes if not n.virtual]
-    linear = next((n.name for n in nodes if n.type == "linear"), None)
-    if linear is not None:
-        return f"{linear} is a linear layer of few rows"
-    pairs = product_times(nodes, machine)
-    if not pairs:
-        return "no product and no attention"
-    first = machine.variants[0]
-    mine, other = sum(t for _, t, _ in pairs), sum(t for _, _, t in pairs)
-    if mine < other:
-        return ""
-    worst, slowest_us, instead = max(pairs, key=lambda times: times[1] - times[2])
-    sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
-    return (
-        f"products and attention are predicted to take {mine:.1f} us, and {other:.1f} under "
-        f"{first.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: "
-        f"{sides}"
-    )
 
 
 def not_decoding(graph: Graph, nodes: list[Node], context: Context, machine: Machine) -> str:
@@ -367,3 +347,33 @@ def _starves(nodes: list[Node], target: Machine, machine: Machine) -> bool:
         fewer = target.variant.stages < first.stages
         return (fewer or target.ring_bytes < first.ring_bytes) and filled(nodes, target) is None
     return target.variant.in_flight > first.in_flight
+
+
+def _fits(nodes: Sequence[Node], machine: Machine, otherwise: Machine) -> bool:
+    """True if the shared memory that the ring leaves free is large enough for the inputs and sums
+    of every linear layer of few rows, and for attention whose positions are divided among tasks.
+    otherwise: the machine with the kernel variant that is used if no variant has enough; attention
+    that has not enough there either is not divided, and needs no such memory.
+    """
+    layers = [
+        n for n in nodes if n.type == "linear" and n.inputs[0].shape[0] <= MAX_UNIT_INPUT_ROWS
+    ]
+    held = [_held(n, machine) + MAX_ROW_SUM_BYTES for n in layers]
+    attended = [divided_bytes(n) for n in nodes if n.type in ("attention", "paged_attention")]
+    held += [size for size in attended if size <= otherwise.task_bytes]
+    return max(held, default=0) <= machine.task_bytes
+
+
+def _held(node: Node, machine: Machine) -> int:
+    """Bytes of shared memory that a linear layer of few rows needs for its inputs and, if it has
+    several rows, for their sums. The sums of a single row are not counted here, because
+    MAX_ROW_SUM_BYTES is reserved for them.
+    """
+    (rows, k), dtype = node.inputs[0].shape, node.inputs[1].dtype
+    if isinstance(dtype, RowType):
+        return row_input_bytes(dtype)  # bytes of one row
+    if rows == 1:
+        return narrow_bytes(1, k, dtype.itemsize)
+    held, splits = stage_tile(node, machine)
+    input_bytes = 0 if input_in_memory(node) else narrow_bytes(rows, k, dtype.itemsize)
+    return input_bytes + sums_bytes(machine.warps, rows, held, splits)

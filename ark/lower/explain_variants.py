@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from ark.ir.graph import Graph
 from ark.log import show
-from ark.lower.choose import BY_TIME, ROUNDED, Choice, decoding, not_decoding, refusal
+from ark.lower.choose import BY_TIME, ROUNDED, Choice, decoding, not_decoding
 from ark.lower.rewrite.context import Context
-from ark.lower.work_times import boxed, product_times
+from ark.lower.work_times import boxed, product_times, refusal
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, Variant
 

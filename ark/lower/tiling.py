@@ -19,6 +19,7 @@ from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE, COMPUTE
+from ark.tasks.attention import in_place_bytes
 from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
 
 MAX_INPUT_ROWS = 8  # most input rows of a layer whose rows of weights are cut along k
@@ -377,3 +378,17 @@ def attends_in_units(node: Node, parts: bool = False) -> bool:
             for s in (*t.strides[:-1], start_of(t))
         )
     )
+
+
+def divided_bytes(node: Node) -> int:
+    """Bytes of shared memory that attention of few rows needs for its queries and scores if its
+    positions are divided among tasks; 0 for attention that is always divided into tiles of queries.
+    """
+    how, key = node.read(AttentionAttributes), node.inputs[1]
+    if not how.split:
+        return 0
+    if node.type == "paged_attention":
+        kv_heads = key.shape[1]
+    else:
+        kv_heads = key.shape[0] // node.inputs[3].shape[0]  # the caches of all sequences
+    return in_place_bytes(how.heads // kv_heads, how.head_dim)

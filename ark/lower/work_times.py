@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.dtype import bf16, fp16, fp32
 from ark.ir.fold import fold
-from ark.ir.graph import Node
+from ark.ir.graph import Graph, Node
 from ark.lower.boxed import SIDES, aligned, boxes, depth_of, lies_along, wants_along
 from ark.lower.codes import code_cut_us, code_cuts, multiplies_codes, unpacked_bytes
 from ark.lower.cuts import box_costs, candidates, is_exact, predicted_us
@@ -157,3 +157,33 @@ def _attention_us(node: Node, machine: Machine, costs: BoxCosts, fast: bool) -> 
         costs.attention_rate if machine.has(Capability.ATTENTION_UNITS) else costs.plain_rate
     )
     return operations / (machine.tflops * 1e6 if fast else rate)
+
+
+def refusal(graph: Graph, machine: Machine) -> str:
+    """The reason, which names a node of the graph, why the kernel variant for warpgroups is not
+    used. "" if the variant can be used, or if the machine does not have it.
+
+    The variant is used if products and attention are predicted to take less time than under the
+    machine's first variant. The prediction includes products that box copies cannot load.
+    """
+    target = next((machine.using(v.name) for v in machine.variants if boxed(v)), None)
+    if target is None:
+        return ""
+    nodes = [n for n in graph.nodes if not n.virtual]
+    linear = next((n.name for n in nodes if n.type == "linear"), None)
+    if linear is not None:
+        return f"{linear} is a linear layer of few rows"
+    pairs = product_times(nodes, machine)
+    if not pairs:
+        return "no product and no attention"
+    first = machine.variants[0]
+    mine, other = sum(t for _, t, _ in pairs), sum(t for _, _, t in pairs)
+    if mine < other:
+        return ""
+    worst, slowest_us, instead = max(pairs, key=lambda times: times[1] - times[2])
+    sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
+    return (
+        f"products and attention are predicted to take {mine:.1f} us, and {other:.1f} under "
+        f"{first.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: "
+        f"{sides}"
+    )

@@ -132,6 +132,11 @@ class Machine:
         return self.variant.ring_bytes
 
     @property
+    def task_bytes(self) -> int:
+        """Bytes of shared memory that the ring of stages leaves free for a task."""
+        return self.shared_bytes - self.ring_bytes
+
+    @property
     def stage_bytes(self) -> int:
         return self.variant.stage_bytes
 

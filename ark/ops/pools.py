@@ -168,7 +168,7 @@ def unpool(
     number of this element in each window.
     """
     numbers = {name: getattr(windows, name) for name in WindowAttributes.__struct_fields__}
-    attrs = {**numbers, "shape": list(shape[2:])}
+    attrs = {**numbers, "image": list(shape[2:])}
     return result("unpool", [values, places], shape, values.ir.dtype, attrs=attrs)
 
 
@@ -202,7 +202,7 @@ def _unpool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     """The NumPy reference of the gradient of max pooling, computed one window at a time."""
     values, places = inputs
     given = UnpoolAttributes.from_node(attrs)
-    image = np.zeros((*values.shape[:2], *given.shape))
+    pixels = np.zeros((*values.shape[:2], *given.image))
     n, channels = np.indices(values.shape[:2])
     for place in np.ndindex(*given.sizes):
         whole = (slice(None), slice(None), *place)
@@ -211,8 +211,8 @@ def _unpool_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
             p * given.stride[d] - given.before[d] + taps[d] * given.dilation[d]
             for d, p in enumerate(place)
         ]
-        np.add.at(image, (n, channels, *at), values[whole])
-    return [image]
+        np.add.at(pixels, (n, channels, *at), values[whole])
+    return [pixels]
 
 
 register("unpool", _unpool_reference, lower_unpool, aliasing="none")

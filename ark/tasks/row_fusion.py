@@ -120,7 +120,7 @@ class RowFusion(TaskKind):
         return float(params.rows * params.columns * each), super().cost(sig, coord)[1]
 
     def headers(self) -> tuple[str, ...]:
-        return (text.header("folds.h"), text.header("row_fusion.h"))
+        return tuple(map(text.header, ("box.h", "folds.h", "row_fusion.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows, params = _full(sig)[0], sig.read(RowFusionParams)

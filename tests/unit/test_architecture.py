@@ -181,7 +181,7 @@ def test_a_unit_test_is_in_the_folder_of_its_module() -> None:
 # Numbers from 1024 on that the planner may contain, because they are not bytes, work or sizes of a
 # machine.
 PLANNER_NUMBERS = {
-    "ark/lower/ring_room.py": {1024},  # bytes of shared memory of a linear layer's body
+    "ark/lower/choose.py": {1024},  # bytes of shared memory of a linear layer's body
     "ark/lower/depthwise_tiles.py": {1 << 16},  # pixels of an image, for the planner's own time
     "ark/lower/ops/norms.py": {1024},  # elements of rows that one task takes
     "ark/lower/ops/reductions.py": {16384},  # elements of a row that several tasks share

@@ -16,8 +16,7 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.cuts import box_tiles
-from ark.lower.ring_room import beside_ring, divided_bytes
-from ark.lower.tiling import attends_in_units
+from ark.lower.tiling import attends_in_units, divided_bytes
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
@@ -193,7 +192,7 @@ def _lower_sequence(
         not given.split
         or len(node.inputs[0].shape) == 3
         or node.inputs[0].shape[0] >= MIN_TILED_QUERIES
-        or divided_bytes(node) > beside_ring(lowering.machine)
+        or divided_bytes(node) > lowering.machine.task_bytes
     ):
         lower_attention_tiles(lowering, node)
         return None

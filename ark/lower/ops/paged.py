@@ -16,7 +16,7 @@ from ark.lower.ops.attention import (
     merge_group,
     streamed_rows,
 )
-from ark.lower.ring_room import beside_ring, divided_bytes
+from ark.lower.tiling import divided_bytes
 from ark.machine.variant import LOAD
 from ark.plan.params import Params
 from ark.plan.types import MAX_STAGE_PAGES, pages_of_stage
@@ -39,7 +39,7 @@ def lower_paged_attention(lowering: Lowering, node: Node) -> None:
     """
     sequences = node.inputs[3].shape[0]
     rows = node.inputs[0].shape[0] // sequences
-    wide = divided_bytes(node) > beside_ring(lowering.machine)
+    wide = divided_bytes(node) > lowering.machine.task_bytes
     if wide or not node.read(AttentionAttributes).plain or rows >= MIN_TILED_QUERIES:
         for b in range(sequences):
             q, row, at, out = (

@@ -30,6 +30,6 @@ def lower_unpool(lowering: Lowering, node: Node) -> None:
     """Emits the gradient of a max pool as tiles of the image."""
     out, given = node.outputs[0], node.read(UnpoolAttributes)
     tile = box_tile(out.shape, lowering.machine, math.prod(given.size))
-    kept = {k: v for k, v in structs.asdict(given).items() if k not in ("sizes", "shape")}
+    kept = {k: v for k, v in structs.asdict(given).items() if k not in ("sizes", "image")}
     params = UnpoolParams(**kept, tile=tuple(tile))
     lowering.emit("unpool", params, [*node.inputs, out], box_coords(out.shape, tile))

@@ -46,6 +46,8 @@ def align_operands(graph: Graph, context: Context) -> Graph:
     """A copy of the graph in which operands of products are copied to layouts that matrix units can
     read, or read faster. Operands whose rows will be padded where they are (pad_rows) stay.
     """
+    if context.machine.variant.name not in LAID:
+        return graph
     return lay_out(graph, context, padded_rows(graph, context))
 
 
@@ -53,7 +55,7 @@ def lay_out(graph: Graph, context: Context, spared: Set[int] = frozenset()) -> G
     """A copy of the graph with the operands of products copied. spared: ids of the buffers of
     operands that are not copied to aligned rows.
     """
-    laid = {"matrix": _laid, "block": _laid_in_vectors}.get(context.machine.variant.name)
+    laid = LAID.get(context.machine.variant.name)
     if laid is None:
         return graph
     number = max((n.id for n in graph.nodes), default=0)
@@ -145,3 +147,7 @@ def _reading(product: Node, side: int, laid: Node) -> Node:
         return reading_turned(product, side, source)
     inputs = (*product.inputs[:side], source, *product.inputs[side + 1 :])
     return dataclasses.replace(product, inputs=inputs)
+
+
+# For each kernel variant that has a rule: the copy of an operand, or the operand itself.
+LAID = {"matrix": _laid, "block": _laid_in_vectors}

@@ -29,7 +29,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.ring_room import beside_ring, divided_bytes
+from ark.lower.tiling import divided_bytes
 
 
 @dataclass
@@ -239,7 +239,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     each packed weight is put together from the model's parameters.
     """
     kept = context.kept
-    finder = _Finder(graph, kept, beside_ring(context.machine))
+    finder = _Finder(graph, kept, context.machine.task_bytes)
     matches: dict[tuple[object, ...], list[_Match]] = {}
     readers = graph.view.reading
     for node in graph.nodes:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ark.frontend.tensor import NullTensor, Tensor
+from ark.frontend.tensor import Tensor
 from ark.ir.attributes import (
     AxisAttributes,
     RowsAttributes,
@@ -64,10 +64,7 @@ def scattered(
     computed in fp32.
     """
     wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
-    base = zeros(shape, fp32)
-    along_rows = axis == len(shape) - 1  # such a scatter can copy the zeros as it adds
-    target = NullTensor if along_rows else base
-    summed = scatter_elements(base, ids, wide, axis, "add", output=target)
+    summed = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
     return summed if dtype == fp32 else cast(summed, dtype)
 
 

@@ -337,6 +337,7 @@ ENDS_RUN = "it may end the run, which all ranks do together"
 COMPILED = "the compiler makes it, after a graph is split"
 WHOLE: dict[str, str] = {
     "advance": "it moves the position of the whole text",
+    "attention_gradient": COMPILED,
     "sample": ENDS_RUN,
     "sample_adjusted": ENDS_RUN,
     "sample_each": ENDS_RUN,

@@ -8,7 +8,6 @@ import pytest
 
 from ark.backend import registry
 from ark.ir.dtype import bf16
-from ark.lower.ring_room import beside_ring
 from ark.models.build import Pages, Shape
 from ark.models.config import builtin_config
 from ark.models.plans import plans
@@ -60,7 +59,7 @@ def test_a_variant_whose_ring_leaves_too_little_is_not_chosen() -> None:
         kinds = {op.kind for op in plan.ops}
         assert ("attention_tiles" in kinds) == (group == 16)
     assert stages == {1: 13, 8: 12, 16: 13}
-    assert in_place_bytes(8, 128) <= beside_ring(machine) < in_place_bytes(16, 128)
+    assert in_place_bytes(8, 128) <= machine.task_bytes < in_place_bytes(16, 128)
 
 
 def test_several_sequences_have_a_plan() -> None:
