@@ -152,7 +152,10 @@ def values(case: Case, dtype: DataType, seed: int = 0) -> dict[str, torch.Tensor
 
 
 def expected(case: Case, given: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Returns, in float64, the result, the gradients, the logarithms and the slopes."""
+    """Returns, in float64: attention's result, the gradients of its inputs, the log-sum-exp of each
+    row of scores ("logarithms"), and the sum of each row of the result times its gradient
+    ("slopes").
+    """
     wide = [given[name].double().requires_grad_() for name in INPUTS[:3]]
 
     def heads(x: torch.Tensor) -> torch.Tensor:

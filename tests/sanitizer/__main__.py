@@ -4,10 +4,11 @@ forms.cu. Needs an NVIDIA GPU, nvcc and compute-sanitizer.
 
 Forms named `one-` and `all-` differ only in the lanes that arrive at an mbarrier: one lane for its
 warp, after __syncwarp (as the loop kernel does), or every lane. All of them compute the right
-result. The program only prints the tool's findings for these forms and for `polled-word`,
-`polled-ordered` and `counted`; it expects no particular ones. `polled-atomic` differs from
-`polled-word` and `polled-ordered` only in its instructions. `divided` and `divided-vote` show
-whether a tool supports a barrier at which a warp arrives in parts, which PTX allows.
+result. In the forms named `polled-`, a reader polls a flag: by volatile accesses (`polled-word`),
+by ld.acquire and st.release (`polled-ordered`) or by atomics (`polled-atomic`). For the forms in
+CLEAN and RACES the program checks the tool's findings; for all others it only prints them.
+`divided` and `divided-vote` show whether a tool supports a barrier at which a warp arrives in
+parts, which PTX allows.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 // the transposed products, keys times queries and values times exponentials. So all scores and sums
 // of a lane belong to one query: the lane has column lane % ARK_UNIT of a block, in the rows that
 // ark_unit_row gives. The scores become exponentials, which are an operand of the second product.
-// In the transposed layout an exponential is needed in nearly the same lane that computed its
-// score.
+// In the transposed layout, the lane that needs an exponential has the same column as the lane that
+// computed its score, so that no exchange through shared memory is needed.
 
 #if defined(__GFX9__)
 constexpr int ARK_UNIT = ARK_LARGE;  // rows and columns of a block

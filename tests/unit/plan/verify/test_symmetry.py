@@ -129,8 +129,8 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
 
 
 def test_a_view_of_half_a_wide_read_is_refused() -> None:
-    """Device functions read 16 bytes at once. So a plan in which an operand's alignment differs
-    between ranks is refused.
+    """All ranks run the same code, which reads 16 bytes at once where an operand is aligned. So a
+    plan in which an operand's alignment differs between ranks is refused.
     """
     plans = tied()
     (tensor,) = plans.moved
