@@ -106,9 +106,11 @@ ARK_DEVICE void ark_attention_gradient(ArkCtx& c, const ArkTask& t, float scale,
           for (int e = 0; e < many; ++e) finish(r, e, sums[0][e], sums[1][e]);
           for (int e = 0; e < many; ++e) {
             const float slope = s.slope[r * C + e], weight = s.weight[r * C + e];
-            for (int d = 0; d < S::D; ++d) s.sum[0][r * S::D + d] += slope * s.rows[0][e * S::D + d];
+            for (int d = 0; d < S::D; ++d)
+              s.sum[0][r * S::D + d] += slope * s.rows[0][e * S::D + d];
             if (!KEYS) continue;
-            for (int d = 0; d < S::D; ++d) s.sum[1][r * S::D + d] += weight * s.rows[1][e * S::D + d];
+            for (int d = 0; d < S::D; ++d)
+              s.sum[1][r * S::D + d] += weight * s.rows[1][e * S::D + d];
           }
         }
       } else {

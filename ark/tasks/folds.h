@@ -137,7 +137,8 @@ ARK_DEVICE void ark_join_packs(ArkExpSum (&part)[V], const ArkExpSum (&value)[U]
   for (int j = 0; j < V; ++j) {
     float most = part[j].most;
 #pragma unroll
-    for (int u = 0; u < U; ++u) most = there(u) && value[u][j].most > most ? value[u][j].most : most;
+    for (int u = 0; u < U; ++u)
+      most = there(u) && value[u][j].most > most ? value[u][j].most : most;
     const float from = most == -ark_inf() ? 0.0f : most;
     float sum = part[j].sum * ark_exp(part[j].most - from);
 #pragma unroll

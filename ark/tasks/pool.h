@@ -1,9 +1,9 @@
 // Pooling with windows of one element in the last dimension. Neighbouring results then read
 // neighbouring elements, so they are computed as packs.
 
-// Calls body(o, k) for each window o, of N windows along a line, that contains element i of the line;
-// k is the number of the element in the window. Window o begins BEFORE elements before element o *
-// STRIDE, and its SIZE elements are DILATION apart.
+// Calls body(o, k) for each window o, of N windows along a line, that contains element i of the
+// line; k is the number of the element in the window. Window o begins BEFORE elements before
+// element o * STRIDE, and its SIZE elements are DILATION apart.
 template <int SIZE, int STRIDE, int DILATION, int BEFORE, int N, class Body>
 ARK_DEVICE void ark_each_window_of(int i, const Body& body) {
 #pragma unroll

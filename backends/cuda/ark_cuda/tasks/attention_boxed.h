@@ -6,18 +6,18 @@
 // quarters, with a gap of ARK_BOXED_SKEW bytes between neighbouring quarters.
 
 // The number of positions in each stage of a task that processes `rows` positions. A slot has room
-// for `most`, a multiple of `unit`. The stages fill all slots evenly, as often as necessary, because
-// each warp processes the stages of its own slots only. With full stages, one warp would process
-// two stages of 513 positions in eight slots, the second of which would wait for a slot.
+// for `most`, a multiple of `unit`. The stages fill all slots evenly, as often as necessary,
+// because each warp processes the stages of its own slots only. With full stages, one warp would
+// process two stages of 513 positions in eight slots, the second of which would wait for a slot.
 ARK_DEVICE ark_u32 ark_boxed_step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
   const ark_u32 room = ARK_MATRIX_STAGES * most, rounds = rows / room + (rows % room != 0u);
   const ark_u32 stages = ARK_MATRIX_STAGES * (rounds > 0u ? rounds : 1u);
   return ((rows + stages - 1u) / stages + unit - 1u) / unit * unit;
 }
 
-// Called by the loading thread: copies `count` rows of keys or values, from row `first` of the cache
-// on, to shared memory. These rows were written before the iteration. cache: the address of keys or
-// values. full: the barrier of the slot.
+// Called by the loading thread: copies `count` rows of keys or values, from row `first` of the
+// cache on, to shared memory. These rows were written before the iteration. cache: the address of
+// keys or values. full: the barrier of the slot.
 ARK_DEVICE void ark_matrix_grown_rows(const ArkGrowth& g, ark_u64 cache, ark_u32 to, ark_u32 first,
                                       ark_u32 count, ark_u32 full) {
   if (!ARK_STREAM_PAGES || g.page == 0u) {
@@ -91,8 +91,8 @@ struct ArkBoxedAttention {
 // How a stage is divided among warps. A group of ARK_WARPS / OWNERS warps shares the stages in its
 // slots; the number of slots must be a multiple of OWNERS. Few warps share a stage, because each
 // stage costs each of its warps a wait, an update of the maximum and a release. MOST: positions
-// that a slot has room for. UNIT: positions of a stage are a multiple of it, so that each warp takes
-// whole tiles of 8 positions.
+// that a slot has room for. UNIT: positions of a stage are a multiple of it, so that each warp
+// takes whole tiles of 8 positions.
 template <typename T, int D>
 struct ArkBoxedStages {
   static constexpr int fitting(int owners) {

@@ -2,8 +2,8 @@
 // looks up the pages (attention_boxed.h), so the steps are those of ark_attention_boxed.
 
 // Like ark_attention_boxed, for keys and values in pages. MOST: the most pages of a sequence.
-template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS,
-          class Q, class K, class N, class P, class O, class F>
+template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS, class Q,
+          class K, class N, class P, class O, class F>
 ARK_DEVICE void ark_attention_boxed_pages(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys,
                                           N pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;

@@ -3,9 +3,10 @@
 // of scores are split into two parts of the keys' type, in rows 0 to 7 and 8 to 15 of a tile, which
 // together keep almost all of fp32's precision.
 //
-// A tile is eight positions: in each quarter of a stage, two neighbouring positions. So a lane reads
-// values of two neighbouring rows of one quarter, which is lane % 4, and the four quarters begin 32
-// bytes apart modulo 128 bytes: lanes that read at the same time read from different banks.
+// A tile is eight positions: in each quarter of a stage, two neighbouring positions. So a lane
+// reads values of two neighbouring rows of one quarter, which is lane % 4, and the four quarters
+// begin 32 bytes apart modulo 128 bytes: lanes that read at the same time read from different
+// banks.
 
 // The positions of a stage that one warp processes. quarter: positions in a quarter of the stage.
 // first, rows: in each quarter, the warp's first position and the number of its positions, which is
@@ -31,8 +32,8 @@ struct ArkBoxedSums {
   float o[PARTS][VEC][4];
 };
 
-// Scores of the eight positions of a tile: the lane gets those of elements 2 (l % 4) and 2 (l % 4) +
-// 1 for head l / 4. key: the lane's key, of element l / 4. Lanes of odd positions take pairs of
+// Scores of the eight positions of a tile: the lane gets those of elements 2 (l % 4) and 2 (l % 4)
+// + 1 for head l / 4. key: the lane's key, of element l / 4. Lanes of odd positions take pairs of
 // 16-byte pieces in reverse order, so that eight lanes access all banks of shared memory.
 template <int D, typename T>
 ARK_DEVICE void ark_boxed_scores(const T* key, const uint4 (&a)[D / 32][2], float (&s)[2]) {

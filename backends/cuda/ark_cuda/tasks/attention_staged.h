@@ -190,8 +190,8 @@ ARK_DEVICE void ark_stage_newest(T* row, const float* current) {
 }
 
 // Combines the partial results s.own[0] to s.own[parts - 1] of warps and stores the task's result.
-// Each thread computes pairs of elements. PITCH: floats of a head in a partial result, which are its
-// sums, then the maximum and the denominator.
+// Each thread computes pairs of elements. PITCH: floats of a head in a partial result, which are
+// its sums, then the maximum and the denominator.
 template <int G, int D, int SPLITS, int PITCH = D + 2, class S, class O>
 ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const S& s, O output, int parts,
                                 int thread, int threads) {

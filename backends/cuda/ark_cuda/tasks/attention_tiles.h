@@ -253,8 +253,7 @@ ARK_DEVICE void ark_attention_warpgroups(ArkCtx& c, const ArkTask& t, float scal
       all += ark_shfl_xor(all, 1);
       all += ark_shfl_xor(all, 2);
       if constexpr (decltype(logarithms(t))::given) {
-        rows.top[half] =
-            ark_attention_logarithm<S>(rows.top[half] / ARK_ATTENTION_LOG2E, all);
+        rows.top[half] = ark_attention_logarithm<S>(rows.top[half] / ARK_ATTENTION_LOG2E, all);
       }
       rows.weight[half] = ark_attention_share<S>(all);
     }

@@ -195,8 +195,8 @@ ARK_DEVICE int ark_attention_block(const ArkAttentionTile& tile, int group, int 
   const int block = (tile.end + U::KEYS - 1) / U::KEYS - 1 - group - n * U::GROUPS;
   return tile.begin < tile.end && block >= tile.begin / U::KEYS ? block * U::KEYS : -1;
 }
-// Starts the copies to shared memory, at `to`, of the keys or values of the nth block of keys that a
-// group of warps processes.
+// Starts the copies to shared memory, at `to`, of the keys or values of the nth block of keys that
+// a group of warps processes.
 template <class U, class S, class X>
 ARK_DEVICE void ark_attention_fetch(const ArkAttentionTile& tile, const X& operand, ark_u32 to,
                                     const ArkAttentionPlace<U>& w, int n) {

@@ -104,8 +104,8 @@ struct ArkPartInput<K, EACH, PART, ArkOperand<const ark_u64, S0, S1, S2, S3, SYS
   }
 };
 
-// Splits a float into three bf16 numbers, whose sum it is: each has 8 of its 24 significant bits. For
-// an infinity or a NaN, the second and the third are 0.
+// Splits a float into three bf16 numbers, whose sum it is: each has 8 of its 24 significant bits.
+// For an infinity or a NaN, the second and the third are 0.
 ARK_DEVICE void ark_three_parts(float v, ark_u16 (&part)[3]) {
   const ark_u32 bits = ark_float_bits(v);
   const float high = ark_bits_float(bits & 0xffff0000u);
