@@ -107,8 +107,8 @@ def _able(graph: Graph, context: Context) -> set[int]:
             if not node.virtual and tensor.buffer.arena == "activation":
                 nodes[tensor.buffer.id].append(node)
                 tensors[tensor.buffer.id].append(tensor)
-    read = {t.buffer.id for n in graph.nodes for t in n.inputs}  # the others are results
-    hidden = (i for i in tensors if i in read and i not in context.kept | graph.received)
+    read = graph.view.uses  # the other buffers hold results
+    hidden = (i for i in tensors if read[i] and i not in context.kept | graph.received)
     return {
         i
         for i in hidden
