@@ -13,7 +13,7 @@ from typing import Any
 import ark
 from ark.backend import registry
 from ark.frontend.model import Model, use_model
-from ark.ir.dtype import by_name, row_type
+from ark.ir.dtype import by_name, fp32, row_type
 from ark.lower.pipeline import plan
 from ark.models.build import Shape
 from ark.models.config import LlamaConfig, Rope
@@ -21,6 +21,7 @@ from ark.models.plans import make_plans
 from ark.plan import serialize
 from ark.plan.types import Plan
 from tests import custom
+from tests.cases import attention_gradients
 from tests.fuzz import mutate
 
 MACHINE = "cpu-2"
@@ -114,13 +115,17 @@ def _reduced() -> None:
     ark.argmax(a)
     ark.topk(a, 2)
     ark.softmax(a)
+    wide = ark.tensor([7, 64])
+    centred = ark.sub(wide, ark.reduce_mean(wide, 1))
+    ark.reduce_mean(ark.mul(centred, centred), 1)
     _, chosen = ark.topk(ark.tensor([2, 6]), 2)
     ark.expert_linear(ark.tensor([2, 6]), ark.tensor([6, 5, 6]), chosen)
 
 
 def _windows() -> None:
     a = ark.tensor([1, 4, 5, 6])
-    ark.max_pool(a, 3, 2, 1)
+    largest = ark.max_pool(a, 3, 2, 1)
+    ark.grad(largest, a, ark.tensor(largest.shape()))
     ark.conv(a, ark.tensor([4, 2, 3, 3]), padding=1, groups=2)
     ark.resize(a, (7, 4), "linear")
     ark.quantized_linear(ark.tensor([2, 32]), ark.tensor([8, 32], ark.int4), ark.tensor([8, 2]))
@@ -147,6 +152,7 @@ def _attending() -> None:
     ark.attention(ark.tensor([1, 32], ark.fp16), many[0], many[1], position)
     ark.rotary_embedding(rows, position, ark.tensor([8]), True)
     ark.rope(ark.tensor([2, 3, 8]), ark.tensor([3, 8]))
+    attention_gradients.single(attention_gradients.Case(1, 2, 3, 5, 16), fp32)
     ark.random_uniform([3, 4], 7, ark.tensor([1], ark.int64))
 
 
