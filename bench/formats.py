@@ -42,33 +42,36 @@ PLAIN = "bf16"
 PROMPT_CHUNK_TOKENS = 512
 
 
-def gpt_oss_20b(layers: int = 24) -> LlamaConfig:
-    fields = GptOss.DEFAULTS | {
-        "architectures": ["GptOssForCausalLM"],
-        "num_hidden_layers": layers,
-        "num_local_experts": 32,
-        "vocab_size": 201088,
-    }
-    return GptOss.read_config(Fields("gpt-oss-20b", fields))
-
-
-def qwen3_30b_a3b(layers: int = 48) -> LlamaConfig:
-    fields = Qwen3Moe.DEFAULTS | {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "num_hidden_layers": layers,
-        "num_attention_heads": 32,
-        "head_dim": 128,
-    }
-    return Qwen3Moe.read_config(Fields("qwen3-30b-a3b", fields))
-
-
-OF_EXPERTS = {"gpt-oss-20b": gpt_oss_20b, "qwen3-30b-a3b": qwen3_30b_a3b}
+# Decoders with experts: the architecture, and the fields in which they differ from its defaults.
+OF_EXPERTS = {
+    "gpt-oss-20b": (
+        GptOss,
+        {
+            "architectures": ["GptOssForCausalLM"],
+            "num_hidden_layers": 24,
+            "num_local_experts": 32,
+            "vocab_size": 201088,
+        },
+    ),
+    "qwen3-30b-a3b": (
+        Qwen3Moe,
+        {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "head_dim": 128,
+        },
+    ),
+}
 
 
 def config_of(decoder: str, layers: int) -> LlamaConfig:
     """The config of a decoder. layers: the number of layers; 0 for the published number."""
     if decoder in OF_EXPERTS:
-        return OF_EXPERTS[decoder](layers) if layers else OF_EXPERTS[decoder]()
+        architecture, own = OF_EXPERTS[decoder]
+        fields = architecture.DEFAULTS | own
+        fields["num_hidden_layers"] = layers or fields["num_hidden_layers"]
+        return architecture.read_config(Fields(decoder, fields))
     config = builtin_config(decoder)
     return dataclasses.replace(config, num_hidden_layers=layers or config.num_hidden_layers)
 

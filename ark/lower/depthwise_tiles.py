@@ -58,7 +58,7 @@ def depthwise_tile(
 @lru_cache(maxsize=512)
 def _chosen(window: Window, shape: Tile, itemsize: int, machine: Machine) -> Chosen | None:
     threads, costs = machine.warps * machine.lanes, machine.costs
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     thread_rate = costs.scalar_rate / 2 / threads  # instructions of a thread per microsecond
 
     @lru_cache(maxsize=512)

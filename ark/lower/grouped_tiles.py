@@ -61,7 +61,7 @@ class _Work:
         padded = PADDING_BYTES // self.itemsize  # added to each pixel and each row of weights
         depth = self.depth // self.each * each
         elements = pixels * (channels + padded) + depth * (tile[3] + padded)
-        room = self.machine.shared_bytes - self.machine.ring_bytes - PADDING_BYTES
+        room = self.machine.task_bytes - PADDING_BYTES
         return elements * self.itemsize <= room
 
 

@@ -37,25 +37,18 @@ ARK_DEVICE void ark_attention_gradient(ArkCtx& c, const ArkTask& t, float scale,
   auto& s = *reinterpret_cast<ArkGradientScratch<S, C, R>*>(ARK_SCRATCH(c));
   constexpr int LENGTH = KEYS ? S::CONTEXT : S::M;
   const int batch = t.coord[0], head = t.coord[1], column = head * S::D;
-  // Element d of a row of the other side's first or second operand.
-  const auto other = [&](int which, int row, int d) {
-    if constexpr (KEYS) {
-      return which == 0 ? ark_load(c, query, 0, batch, row, column + d)
-                        : ark_load(c, given, 0, batch, row, column + d);
-    } else {
-      return which == 0 ? ark_load(c, keys, 0, batch, row, column + d)
-                        : ark_load(c, values, 0, batch, row, column + d);
-    }
-  };
-  const auto own = [&](int which, int row, int d) {
-    if constexpr (KEYS) {
-      return which == 0 ? ark_load(c, keys, 0, batch, row, column + d)
-                        : ark_load(c, values, 0, batch, row, column + d);
-    } else {
+  // Element d of a row of the first or second operand of a side: of queries and their gradients
+  //, or of keys and values.
+  const auto element = [&](bool queries, int which, int row, int d) {
+    if (queries) {
       return which == 0 ? ark_load(c, query, 0, batch, row, column + d)
                         : ark_load(c, given, 0, batch, row, column + d);
     }
+    return which == 0 ? ark_load(c, keys, 0, batch, row, column + d)
+                      : ark_load(c, values, 0, batch, row, column + d);
   };
+  const auto other = [&](int which, int row, int d) { return element(KEYS, which, row, d); };
+  const auto own = [&](int which, int row, int d) { return element(!KEYS, which, row, d); };
   const int last = t.coord[2] + S::ROWS < LENGTH ? t.coord[2] + S::ROWS : LENGTH;
   for (int row = t.coord[2]; row < last; row += R) {
     const int rows = row + R < last ? R : last - row;

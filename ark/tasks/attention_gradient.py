@@ -215,7 +215,7 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
     """
     chunk = 32
     strip = min(16 if machine.cooperative else 32, sig.read(AttentionGradientParams).rows)
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     while strip > 1 and _scratch(sig, chunk, strip, machine.cooperative) > room:
         strip = -(-strip // 2)
     return chunk, strip

@@ -229,7 +229,7 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
     """
     chunk, strip = (64, 32) if not machine.cooperative else (32, 16)
     strip = min(strip, sig.read(AttentionTilesParams).rows)
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     while strip > 1 and _scratch(sig, machine, chunk, strip) > room:
         strip = -(-strip // 2)
     return chunk, strip

@@ -141,7 +141,7 @@ class TopK(TaskKind):
         if not machine.cooperative or k < MIN_SORTED_RESULTS or self._each(sig, machine):
             return 0, 0
         all_of, run = (1 << (m - 1).bit_length() for m in (n, max(k, machine.lanes)))
-        room = (machine.shared_bytes - machine.ring_bytes) // 2
+        room = machine.task_bytes // 2
         return (max(all_of, run), run) if KEY_BYTES * max(all_of, run) <= room else (0, 0)
 
     def headers(self) -> tuple[str, ...]:
@@ -268,6 +268,13 @@ def share_of(sig: Signature) -> tuple[int, int]:
     """The number of the first expert in this rank's weight, and the total number of experts."""
     params = sig.read(ExpertLinearParams)
     return params.first, params.of or sig.operands[1].shape[0]
+
+
+def outputs_of_task(sig: Signature, machine: Machine) -> int:
+    """The most outputs of a task of `expert_linear`, as ark.lower.ops.experts divides them."""
+    rows, slots = sig.operands[2].shape
+    shares = rows * (1 if sig.read(ExpertLinearParams).total else slots)
+    return -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
 
 
 register(TopK())

@@ -43,7 +43,7 @@ def served(sig: Signature, machine: Machine) -> bool:
     params = sig.read(MatmulParams)
     m, n, _ = dims(sig)
     whole = tuple(params.tile) == (m, n) and params.tasks > 0
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     return whole and small(sig, machine) and scratch(sig, machine) <= room
 
 

@@ -63,7 +63,7 @@ def staged(sig: Signature, machine: Machine) -> int:
         -(-rows // STAGED_ROWS_PER_THREAD) * columns
         <= MAX_COLUMNS_PER_THREAD * machine.warps * machine.lanes
     )
-    fits = need_bytes <= min(MAX_STAGED_BYTES, machine.shared_bytes - machine.ring_bytes)
+    fits = need_bytes <= min(MAX_STAGED_BYTES, machine.task_bytes)
     return need_bytes if held and fits else 0
 
 

@@ -174,7 +174,7 @@ def _stages(sig: Signature, form: Thin, machine: Machine) -> int:
     packs = form.pack * sig.operands[0].itemsize == text.VECTOR_BYTES
     if machine.variant.name != "block" or not large or not packs:
         return 0
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     stages = min(MOST_STAGES, room // _stage_bytes(sig, form, machine))
     return stages if stages >= LEAST_STAGES else 0
 

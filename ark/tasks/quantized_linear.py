@@ -40,7 +40,7 @@ def _chunk(rows: int, k: int, machine: Machine) -> int:
     they fit, otherwise a chunk so small that two chunks fit (one is loaded while the other is
     used). 0 if there is too little shared memory.
     """
-    room = (machine.shared_bytes - machine.ring_bytes) // (4 * _padded(rows))
+    room = machine.task_bytes // (4 * _padded(rows))
     wide = ELEMENTS_PER_LANE * machine.lanes
     all_of_them = -(-k // wide) * wide
     if all_of_them <= room:

@@ -288,7 +288,7 @@ class RowNorm(TaskKind):
     def _kept(self, sig: Signature, machine: Machine) -> bool:
         """True if a row that exceeds the registers fits into shared memory."""
         columns = sig.operands[-1].shape[-1]
-        room = (machine.shared_bytes - machine.ring_bytes) // 2
+        room = machine.task_bytes // 2
         return self._held(sig, machine) is None and 4 * columns <= room
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:

@@ -160,7 +160,7 @@ class Scatter(TaskKind):
 
     def _rooms(self, sig: Signature, machine: Machine) -> int:
         """The number of lines that are kept in shared memory while they are updated; 0 for none."""
-        room = machine.shared_bytes - machine.ring_bytes
+        room = machine.task_bytes
         rooms = min(machine.warps, room // _row_bytes(sig)) if len(sig.operands) == 4 else 0
         return rooms if rooms >= MIN_SHARED_MEMORY_LINES else 0
 
@@ -172,7 +172,7 @@ class Scatter(TaskKind):
         many, count = sig.operands[0].shape[params.axis], math.prod(params.tile)
         if many < MIN_WARP_LINE_UPDATES or not machine.cooperative or self._together(sig, machine):
             return 0
-        threads, room = machine.warps * machine.lanes, machine.shared_bytes - machine.ring_bytes
+        threads, room = machine.warps * machine.lanes, machine.task_bytes
         most = min(UPDATES_PER_ROUND * threads // count, room // _staged_bytes(sig) // count - 1)
         return max(0, min(most, many + machine.lanes - 1)) // machine.lanes * machine.lanes
 

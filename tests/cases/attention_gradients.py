@@ -88,6 +88,18 @@ def build(case: Case, dtype: DataType) -> None:
     ark.copy(result, ark.tensor(result.shape(), dtype, name="result"))
 
 
+def attributes(case: Case, **more: Any) -> AttentionAttributes:
+    return AttentionAttributes(
+        heads=case.heads,
+        head_dim=case.width,
+        scale=case.scale,
+        causal=case.causal,
+        placed=False,
+        by_rows=True,
+        **more,
+    )
+
+
 def single(case: Case, dtype: DataType, mask_dtype: DataType = fp32) -> list[Tensor]:
     """Adds the gradients to the current model as one op, and its inputs."""
     lengths = (case.rows, case.context, case.context, case.rows)
@@ -97,15 +109,7 @@ def single(case: Case, dtype: DataType, mask_dtype: DataType = fp32) -> list[Ten
         keys = case.mask == "keys"
         sizes = [case.batch, 1, 1] if keys else [1, case.heads, case.rows]
         inputs.append(ark.tensor([*sizes, case.context], ark.bool if keys else mask_dtype))
-    how = AttentionAttributes(
-        heads=case.heads,
-        head_dim=case.width,
-        scale=case.scale,
-        causal=case.causal,
-        placed=False,
-        by_rows=True,
-        mask={"keys": "seen", "bias": "added"}.get(case.mask, ""),
-    )
+    how = attributes(case, mask={"keys": "seen", "bias": "added"}.get(case.mask, ""))
     model = ark.Model.get_model()
     outputs = [model.new_tensor(t.ir.shape, dtype) for t in inputs[:3]]
     model.graph.add("attention_gradient", [t.ir for t in inputs], outputs, how.to_node())
@@ -116,15 +120,7 @@ def with_logarithms(case: Case, dtype: DataType) -> None:
     """Adds attention whose second result is the logarithm of the sum of exponentials."""
     lengths = (case.rows, case.context, case.context)
     inputs = [ark.tensor(case.shape(n), dtype) for n in lengths]
-    how = AttentionAttributes(
-        heads=case.heads,
-        head_dim=case.width,
-        scale=case.scale,
-        causal=case.causal,
-        placed=False,
-        by_rows=True,
-        logarithms=True,
-    )
+    how = attributes(case, logarithms=True)
     model = ark.Model.get_model()
     result = model.new_tensor(inputs[0].ir.shape, dtype)
     logarithms = model.new_tensor((case.batch, case.rows, case.heads), fp32)

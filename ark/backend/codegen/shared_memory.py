@@ -33,7 +33,7 @@ def check_shared_memory(
     PlanError if a processor has less.
     """
     needed = _needed(plan, machine, dialect, phases)
-    room = machine.shared_bytes - machine.ring_bytes + layout.LOOP_BYTES
+    room = machine.task_bytes + layout.LOOP_BYTES
     if needed > room:
         raise PlanError(
             f"the plan is refused: its largest task and the loop need {needed} bytes of shared "

@@ -128,7 +128,7 @@ def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
     rows = min(machine.stage_bytes // (2 * row) // STREAMED * STREAMED, MOST_STREAMED)
     if not machine.ring_bytes:
         return rows
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     fits = group <= MAX_GROUP_HEADS and staged_bytes(group, width, machine.warps) <= room
     return rows if fits and machine.variant.role(COMMUNICATE) else 0
 
@@ -165,7 +165,7 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
     heads to merge. most: the number of heads of a row; the result divides it. size: bytes of the
     partial results of one head.
     """
-    room = (machine.shared_bytes - machine.ring_bytes) // size
+    room = machine.task_bytes // size
     wanted = min(-(-heads // machine.processors), room)
     return max(n for n in range(1, max(1, wanted) + 1) if most % n == 0)
 
@@ -228,7 +228,7 @@ def _lower_sequence(
         splits = 1
     # The number of parts is limited, because the task that merges a head holds all of them in
     # shared memory.
-    splits = max(1, min(splits, (machine.shared_bytes - machine.ring_bytes) // part))
+    splits = max(1, min(splits, machine.task_bytes // part))
     if given.sinks and splits == 1:  # only the merge adds sinks
         lower_attention_tiles(lowering, tiled)
         return None

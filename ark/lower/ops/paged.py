@@ -76,7 +76,7 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
         splits = 1  # as for attention over contiguous rows
     # The number of parts into which the positions are divided is limited, because the task that
     # merges a head holds the results of all parts in shared memory.
-    room = (machine.shared_bytes - machine.ring_bytes) // (4 * (width + 2))
+    room = machine.task_bytes // (4 * (width + 2))
     splits = max(1, min(splits, room))
     params = PagedAttentionParams(
         heads=heads,

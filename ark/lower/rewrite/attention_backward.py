@@ -100,14 +100,7 @@ class Builder:
             steps = (rows.extents[1] * rows.extents[2], rows.extents[2], rows.offsets[2])
             split = rows.extents[2] % width == 0 and rows.offsets[2] % width == 0
             if split and all(s % ROW_ALIGNMENT_ELEMENTS == 0 for s in steps):
-                return self.graph.tensor(
-                    rows.shape,
-                    given.dtype,
-                    buffer=place.buffer,
-                    extents=rows.extents,
-                    offsets=rows.offsets,
-                    name=given.name,
-                )
+                return rows.tensor(self.graph, given, place)
         return None
 
 

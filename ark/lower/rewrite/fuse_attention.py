@@ -35,7 +35,6 @@ from ark.lower.rewrite.makers import only_makers
 from ark.lower.rewrite.masks import Mask, Masks
 from ark.lower.rewrite.strided import (
     Place,
-    Rows,
     Writes,
     heads_of,
     items_of,
@@ -288,18 +287,8 @@ class _Finder:
         for place in places:
             rows = rows_of(place, heads, items_of(dataclasses.replace(tensor, buffer=place.buffer)))
             if rows is not None and items:
-                return self._tensor(tensor, rows, place)
+                return rows.tensor(self.graph, tensor, place)
         return None
-
-    def _tensor(self, tensor: Tensor, rows: Rows, place: Place) -> Tensor:
-        return self.graph.tensor(
-            rows.shape,
-            tensor.dtype,
-            buffer=place.buffer,
-            extents=rows.extents,
-            offsets=rows.offsets,
-            name=tensor.name,
-        )
 
     def _mask(
         self, product: Node, masks: Sequence[Mask], batch: int, heads: int

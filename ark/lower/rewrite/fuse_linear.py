@@ -161,8 +161,8 @@ def _room(rows: int, weight: Tensor, machine: Machine, from_memory: bool) -> boo
         most, size = machine.costs.rounded_elements, value_type(weight.dtype).itemsize
         wide = from_memory and rows > 1 and rows * weight.shape[1] > most
         held = 0 if wide else narrow_bytes(rows, weight.shape[1], size)
-        return held <= machine.shared_bytes - machine.ring_bytes
-    return splits > 1 or (splits == 1 and scratch <= machine.shared_bytes - machine.ring_bytes)
+        return held <= machine.task_bytes
+    return splits > 1 or (splits == 1 and scratch <= machine.task_bytes)
 
 
 def _holds_pairs(weight: Tensor, machine: Machine) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ark.ir.attributes import TransposeAttributes
-from ark.ir.graph import Node
+from ark.ir.graph import Graph, Node
 from ark.ir.values import Buffer, Tensor, row_major
 from ark.lower.rewrite.views import whole
 
@@ -152,6 +152,17 @@ class Rows:
     shape: tuple[int, int, int]
     extents: tuple[int, int, int]
     offsets: tuple[int, int, int]
+
+    def tensor(self, graph: Graph, like: Tensor, place: Place) -> Tensor:
+        """The view as a new tensor on the buffer of `place`, with the type and name of `like`."""
+        return graph.tensor(
+            self.shape,
+            like.dtype,
+            buffer=place.buffer,
+            extents=self.extents,
+            offsets=self.offsets,
+            name=like.name,
+        )
 
 
 def rows_of(place: Place, heads: int, items: int) -> Rows | None:

@@ -58,7 +58,7 @@ def _warps(sig: Signature, machine: Machine) -> int:
     if rest or lanes not in (1, 2, 4, 8, 16, 32) or group > MAX_GROUP:
         return 0
     warps = machine.warps
-    while warps and _bytes(sig, warps) > machine.shared_bytes - machine.ring_bytes:
+    while warps and _bytes(sig, warps) > machine.task_bytes:
         warps //= 2
     return warps
 

@@ -45,7 +45,7 @@ class Units(Body):
             and p.rows <= SLAB_ROWS * machine.warps
             and p.scale > 0.0
             and all(s % 8 == 0 for o in whole for s in o.strides[:-1])
-            and self.scratch(sig, machine) <= machine.shared_bytes - machine.ring_bytes
+            and self.scratch(sig, machine) <= machine.task_bytes
         )
 
     def scratch(self, sig: Signature, machine: Machine) -> int:

@@ -108,7 +108,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     if not able:
         return None
     rows = params.rows
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     registers = _registers(machine)
     context = context_of(sig)
     turns = -(-number_of_tiles(sig) // params.tasks) if params.tasks else 1

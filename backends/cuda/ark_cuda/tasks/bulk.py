@@ -22,7 +22,7 @@ def _slot(machine: Machine) -> int:
     """
     if not machine.has(Capability.PEER_BULK):
         return 0
-    room = (machine.shared_bytes - machine.ring_bytes - BARRIER_BYTES) // SLOTS // 1024 * 1024
+    room = (machine.task_bytes - BARRIER_BYTES) // SLOTS // 1024 * 1024
     return min(MOST_SLOT, room) if room >= LEAST_SLOT else 0
 
 

@@ -97,7 +97,7 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
     high, wide = (max(32, 1 << (size - 1).bit_length()) for size in (rows, columns))
     if high == wide == 32:
         wide = 64
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     terms = 1 if params.tf32 else 3
     if terms == 1 or machine.has(Capability.FP32_PARTS):
         return _units(sig, (high, wide), terms, machine.warps, room)

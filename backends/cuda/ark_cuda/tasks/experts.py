@@ -14,7 +14,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.expert_epilogue import MAX_SLOTS, constants, declared, weight_operands
-from ark.tasks.experts import HEADERS, MAX_TOTALS, share_of
+from ark.tasks.experts import HEADERS, MAX_TOTALS, outputs_of_task, share_of
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
@@ -39,13 +39,6 @@ def _each(sig: Signature) -> int:
     return -(-sig.operands[1].shape[2] // (_codes(sig) * WARP_LANES))
 
 
-def _outputs(sig: Signature, machine: Machine) -> int:
-    """The most outputs of a task."""
-    rows, slots = sig.operands[2].shape
-    shares = rows * (1 if constants(sig)[1] else slots)
-    return -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
-
-
 class Ahead(Body):
     """Multiplies input rows by chosen experts' weights, which a warp loads one step ahead."""
 
@@ -65,8 +58,8 @@ class Ahead(Body):
             and given.dtype == "fp32"
             and given.strides[-1] == 1
             and all(stride % 2 == 0 for stride in given.strides[:-1])
-            and (not constants(sig)[1] or _outputs(sig, machine) <= MAX_TOTALS)
-            and self.scratch(sig, machine) <= machine.shared_bytes - machine.ring_bytes
+            and (not constants(sig)[1] or outputs_of_task(sig, machine) <= MAX_TOTALS)
+            and self.scratch(sig, machine) <= machine.task_bytes
         )
 
     def headers(self, machine: Machine) -> tuple[str, ...]:

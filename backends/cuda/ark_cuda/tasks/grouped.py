@@ -80,7 +80,7 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     pixels, read = staged(p.tile, p, (each, rows))
     pixel, weight = (16 * (n // VECTOR_ELEMENTS | 1) for n in (read, channels))
     nbytes = 16 + depth * weight + pixels * pixel
-    if not fits or nbytes > machine.shared_bytes - machine.ring_bytes:
+    if not fits or nbytes > machine.task_bytes:
         return None
     blocks = 2 if band * across > BLOCK_ROWS else 1
     return _Shape(blocks, max(fits), -(-lines // band), nbytes)

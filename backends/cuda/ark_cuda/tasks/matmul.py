@@ -83,7 +83,7 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
         parts = 2 if a.dtype == "fp32" else 1
         shape = _Shape(blocks_m, -(-across // warps_n), warps_n, slices, parts)
         small = shape.blocks_m * shape.blocks_n <= 16  # sums are held in registers
-        if small and shape.nbytes <= machine.shared_bytes - machine.ring_bytes:
+        if small and shape.nbytes <= machine.task_bytes:
             return shape
         slices //= 2
     return None

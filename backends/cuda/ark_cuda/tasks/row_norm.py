@@ -53,7 +53,7 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     if not (able and whole and moved and first.aligned and out.aligned):
         return None
     warps = machine.warps
-    room = machine.shared_bytes - machine.ring_bytes - folds(machine) - BARRIER_BYTES
+    room = machine.task_bytes - folds(machine) - BARRIER_BYTES
     for team in (t for t in (1, 2, 4, 8, 16) if warps % t == 0):
         each = math.ceil(columns / (pack * machine.lanes * team))
         if each * pack > (MOST_HELD if long and len(sig.operands) == 2 else MAX_REGISTER_ELEMENTS):

@@ -111,7 +111,7 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
     if not able:
         return None
     layouts = _layouts(width, UNIT_PARTS[query, key], -(-rows // unit), unit, machine)
-    room = machine.shared_bytes - machine.ring_bytes
+    room = machine.task_bytes
     limit = _LANE_REGISTERS - 8 * (query == "fp32" and machine.arch == _LONG)
     fits = (x for x in layouts if x.nbytes <= room and (x.least or x.registers <= limit))
     return max(fits, key=_worth, default=None)

@@ -17,7 +17,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.expert_epilogue import constants, declared, weight_operands
-from ark.tasks.experts import share_of
+from ark.tasks.experts import outputs_of_task, share_of
 from ark.tasks.linear_form import codes_on_units
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_rocm.tasks.linear_rows import (
@@ -95,24 +95,17 @@ def _scaled(sig: Signature, machine: Machine) -> Scaled | None:
     steps = -(-all_steps // k_waves)
     runs, _ = _runs(sig)
     most = MOST_LOADS // steps * (machine.warps // k_waves) // runs
-    rows = min(-(-_each(sig, machine) // TILE_ROWS), most) * TILE_ROWS
+    rows = min(-(-outputs_of_task(sig, machine) // TILE_ROWS), most) * TILE_ROWS
     form = Scaled(k_waves, steps, rows)
     fits = rows > 0 and form.scratch(sig) <= machine.shared_bytes
     return form if fits else None
-
-
-def _each(sig: Signature, machine: Machine) -> int:
-    """The number of outputs of a task."""
-    rows, slots = sig.operands[2].shape
-    shares = rows * (1 if constants(sig)[1] else slots)
-    return -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
 
 
 def _ahead(sig: Signature, machine: Machine) -> int:
     """The number of loads of a run that a wave has in flight. It is chosen so that in the last
     round few loads are past the last row.
     """
-    loads = -(-_each(sig, machine) * parts_of(row_type_of(sig), machine) // machine.warps)
+    loads = -(-outputs_of_task(sig, machine) * parts_of(row_type_of(sig), machine) // machine.warps)
     return min((4, 3), key=lambda n: -(-loads // n) * n)
 
 
