@@ -79,11 +79,11 @@ static_assert(ARK_LANES == 64, "CDNA waves have 64 lanes");
 static_assert(ARK_LANES == 32, "RDNA waves have 32 lanes");
 #endif
 
-// Returns the thread's number within the block. The asm statement hides from the compiler that every
-// call returns the same number. Suppose that the body of a loop begins and ends with
-// `if (ark_tid() == 0)`. A compiler that knows that both tests have the same outcome merges the end
-// of an iteration with the beginning of the next one. The other lanes of the wave then reach the
-// next barrier without lane 0, and wait there forever.
+// Returns the thread's number within the block. The asm statement hides from the compiler that
+// every call returns the same number. Suppose that the body of a loop begins and ends with `if
+// (ark_tid() == 0)`. A compiler that knows that both tests have the same outcome merges the end of
+// an iteration with the beginning of the next one. The other lanes of the wave then reach the next
+// barrier without lane 0, and wait there forever.
 ARK_DEVICE int ark_tid() {
   int tid = static_cast<int>(__builtin_amdgcn_workitem_id_x());
   asm volatile("" : "+v"(tid));
