@@ -83,6 +83,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
 
 
+@pytest.fixture(autouse=True)
+def one_rank() -> Generator[None, None, None]:
+    """Restores rank 0 of 1 after a test that set another, so that a later test of the same process
+    plans for one rank.
+    """
+    yield
+    from ark.frontend.model import Model
+
+    if (Model._rank, Model._world_size, Model._device_id) != (0, None, 0):
+        Model.reset()
+        Model._rank, Model._world_size, Model._device_id = 0, None, 0
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Reports the outcome of a test to tests.cells."""
     if report.when == "call":
