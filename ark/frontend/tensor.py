@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 # An operand of an op: a tensor of a model, or a torch tensor, which is read in place.
 TensorLike: TypeAlias = "Tensor | torch.Tensor"
+# An operand that may also be a number.
+Operand: TypeAlias = "TensorLike | float"
+# The tensor that an op writes into; None (in scripts written for ARK, NullTensor) for a new one.
+Output: TypeAlias = "TensorLike | None"
 NullTensor: Any = None
 
 # Functions that a tensor calls but that modules of higher layers define. Those modules register

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike
+from ark.frontend.tensor import Output, Tensor, TensorLike
 from ark.ops.elementwise import unary
 
 
-def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def exp(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """e^input, elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -16,7 +16,7 @@ def exp(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "
     return unary("exp", input, output, name)
 
 
-def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def sqrt(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """The square root of each element; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -26,7 +26,7 @@ def sqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
     return unary("sqrt", input, output, name)
 
 
-def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def rsqrt(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """1 / sqrt(input), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -36,7 +36,7 @@ def rsqrt(input: TensorLike, output: TensorLike | None = NullTensor, name: str =
     return unary("rsqrt", input, output, name)
 
 
-def relu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def relu(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """max(input, 0), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -46,7 +46,7 @@ def relu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
     return unary("relu", input, output, name)
 
 
-def gelu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def gelu(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """GELU in its tanh approximation (Hendrycks and Gimpel 2016), elementwise; any shape.
 
     Types: fp32, fp16, bf16.
@@ -58,7 +58,7 @@ def gelu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
     return unary("gelu", input, output, name)
 
 
-def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def sigmoid(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """1 / (1 + exp(-input)), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -68,7 +68,7 @@ def sigmoid(input: TensorLike, output: TensorLike | None = NullTensor, name: str
     return unary("sigmoid", input, output, name)
 
 
-def silu(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def silu(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """input * sigmoid(input), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AttentionAttributes, MaskForm
 from ark.ir.dtype import FLOATS, bool_, fp32
 from ark.lower.ops.attention import lower_attention
@@ -25,7 +25,7 @@ def attention(
     value: TensorLike,
     position: TensorLike | None = None,
     scale: float | None = None,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     causal: bool = True,

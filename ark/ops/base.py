@@ -9,7 +9,7 @@ from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, as_tensor
+from ark.frontend.tensor import Tensor, as_tensor
 from ark.ir import dtype as dtypes
 from ark.ir.dtype import DataType
 from ark.ir.values import MAX_DIM_ELEMENTS, MAX_DIMS, whole
@@ -51,14 +51,14 @@ def result(
     inputs: Sequence[Any],
     shape: Sequence[int],
     dtype: DataType,
-    output: Any = NullTensor,
+    output: Any = None,
     attrs: Mapping[str, Any] | None = None,
     name: str = "",
 ) -> Tensor:
     """Adds a node with one output to the current model and returns the output's tensor."""
     model = Model.get_model()
     tensors = [as_tensor(t) for t in inputs]
-    if output is NullTensor or output is None:
+    if output is None:
         label = model.graph.scoped(name or type) if model.graph.scopes else name
         tensor = model.new_tensor(shape, dtype, name=label)
     else:

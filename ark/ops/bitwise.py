@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Operand, Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import INTEGERS
 from ark.ops.elementwise import (
     binary,
@@ -11,12 +11,7 @@ from ark.ops.elementwise import (
 )
 
 
-def bitwise_and(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def bitwise_and(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """Bitwise input & other, with broadcasting. Both are integers of one type.
 
     Examples:
@@ -28,12 +23,7 @@ def bitwise_and(
     return binary("bitwise_and", input, other, output, name)
 
 
-def bitwise_or(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def bitwise_or(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """Bitwise input | other, with broadcasting. Both are integers of one type.
 
     Examples:
@@ -45,12 +35,7 @@ def bitwise_or(
     return binary("bitwise_or", input, other, output, name)
 
 
-def bitwise_xor(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def bitwise_xor(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """Bitwise input ^ other (exclusive or), with broadcasting. Both are integers of one type.
 
     Examples:
@@ -62,9 +47,7 @@ def bitwise_xor(
     return binary("bitwise_xor", input, other, output, name)
 
 
-def bitwise_not(
-    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def bitwise_not(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Bitwise ~input: inverts every bit of each element. The input has an integer type.
 
     Examples:
@@ -77,12 +60,7 @@ def bitwise_not(
     return unary("bitwise_not", tensor, output, name, integers=True)
 
 
-def shift_left(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def shift_left(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input << other, which is input * 2^other, with broadcasting. Both are integers of one type.
 
     Bits shifted out are lost. A shift by the type's number of bits or more gives 0.
@@ -96,12 +74,7 @@ def shift_left(
     return binary("shift_left", input, other, output, name)
 
 
-def shift_right(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def shift_right(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input >> other, which is input / 2^other rounded down. Both are integers of one type.
 
     Examples:

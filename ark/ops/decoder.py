@@ -16,7 +16,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ProjectionAttributes, RotaryAttributes
 from ark.ir.dtype import fp32
 from ark.lower.ops.decoder import lower_rope_kv, lower_rotary_embedding, lower_swiglu_pairs
@@ -36,7 +36,7 @@ def rotary_embedding(
     position: TensorLike,
     frequencies: TensorLike,
     interleaved: bool = False,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """Rotary position embedding: rotates pairs of elements of each head by position * frequency.

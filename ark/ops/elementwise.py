@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Operand, Output, Tensor, TensorLike, as_tensor
 from ark.ir.attribute_forms import ElementwiseAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, byte, fp32
 from ark.lower.ops.elementwise import lower_elementwise
@@ -161,7 +161,7 @@ def binary(
     """
     if isinstance(input, Number) and isinstance(other, Number):
         value = FUNCTIONS[name].reference(np.float64(input), np.float64(other)).item()
-        return value if output is NullTensor or output is None else copy(value, output, label)
+        return value if output is None else copy(value, output, label)
     if isinstance(input, Number):
         tensor = as_tensor(other)
         kind = _kind(name, tensor)
@@ -207,12 +207,7 @@ def _binary(name: str, input: Any, other: Any, output: Any, label: str) -> Tenso
 _SWAPPED = {"add": "add", "mul": "mul", "sub": "rsub", "div": "rdiv"}
 
 
-def add(
-    input: TensorLike | float,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def add(input: Operand, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input + other with broadcasting; either may be a number. Two numbers give a number.
 
     Both tensors have one type, floating point or integer; integers wrap on overflow. Raises
@@ -225,12 +220,7 @@ def add(
     return _binary("add", input, other, output, name)
 
 
-def sub(
-    input: TensorLike | float,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def sub(input: Operand, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input - other with broadcasting; either may be a number. Types and errors as for `add`.
 
     Examples:
@@ -240,12 +230,7 @@ def sub(
     return _binary("sub", input, other, output, name)
 
 
-def mul(
-    input: TensorLike | float,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def mul(input: Operand, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input * other with broadcasting; either may be a number. Types and errors as for `add`.
 
     Examples:
@@ -255,12 +240,7 @@ def mul(
     return _binary("mul", input, other, output, name)
 
 
-def div(
-    input: TensorLike | float,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def div(input: Operand, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input / other with broadcasting; either may be a number. Types and errors as for `add`.
 
     The quotient of integers is rounded towards zero; division of an integer by 0 gives 0.
@@ -272,9 +252,7 @@ def div(
     return _binary("div", input, other, output, name)
 
 
-def cast(
-    input: TensorLike, dtype: DataType, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def cast(input: TensorLike, dtype: DataType, output: Output = None, name: str = "") -> Tensor:
     """Converts each element to `dtype`. Floating-point results are rounded to nearest even.
 
     Floats become integers by rounding towards zero, and bool by comparison with 0 (True if not 0).
@@ -291,13 +269,11 @@ def cast(
         raise InvalidUsageError(f"cast: {dtype!r} is not a data type; pass for example ark.fp16")
     if (tensor.ir.dtype == byte) != (dtype == byte):
         bits = reinterpret(tensor, dtype, name)
-        return bits if output is NullTensor or output is None else copy(bits, output, name)
+        return bits if output is None else copy(bits, output, name)
     return result("cast", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def copy(
-    input: TensorLike | float, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def copy(input: Operand, output: Output = None, name: str = "") -> Tensor:
     """Copies a tensor of any type into `output`, with broadcasting, or into a new tensor.
 
     A number as input fills `output`; without an output it fills a new fp32 tensor of shape [1].
@@ -307,13 +283,13 @@ def copy(
         tensor([-1.,  0.,  2.])
     """
     if isinstance(input, Number):
-        target = None if output is NullTensor or output is None else as_tensor(output)
+        target = None if output is None else as_tensor(output)
         shape = target.ir.shape if target else (1,)
         dtype = target.ir.dtype if target else fp32
         return _fill("copy", input, shape, dtype, output, name)
     tensor = as_tensor(input)
     shape = tensor.ir.shape
-    if output is not NullTensor and output is not None:
+    if output is not None:
         shape = broadcast(shape, as_tensor(output).ir.shape, "copy")
     return result("copy", [tensor], shape, tensor.ir.dtype, output, name=name)
 
@@ -334,7 +310,7 @@ def constant(value: float, shape: Sequence[int], dtype: DataType = fp32, name: s
         tensor([[2.5000, 2.5000],
                 [2.5000, 2.5000]])
     """
-    return _fill("constant", value, shape, dtype, NullTensor, name)
+    return _fill("constant", value, shape, dtype, None, name)
 
 
 def ones(shape: Sequence[int], dtype: DataType = fp32, name: str = "") -> Tensor:

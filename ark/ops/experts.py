@@ -13,7 +13,7 @@ import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
 from ark.ir.dtype import RowType, fp32, int32
 from ark.ir.values import whole
@@ -71,7 +71,7 @@ def expert_linear(
     input: TensorLike,
     weight: TensorLike | ExpertWeight,
     experts: TensorLike,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     first: int = 0,
     of: int | None = None,

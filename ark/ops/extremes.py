@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, int32, int64
 from ark.lower.ops.norms import lower_argmax
 from ark.lower.registry import register
@@ -41,12 +41,12 @@ def _first_index(
     axis = positive_axis(op, axis, len(shape))
     if tensor.ir.dtype in KEYED and shape[axis] <= LOW_WORD:
         return _first_key(function, tensor, axis, dtype, last, output, name or op)
-    extreme = reduce_by(function, tensor, axis, True, NullTensor, "")
+    extreme = reduce_by(function, tensor, axis, True, None, "")
     beyond = -1 if last else shape[axis]
     matches: Tree = ["equal", leaf(0), leaf(1)]
     tree = ["where", matches, index(axis - len(shape)), number(beyond)]
     counted = dtype if shape[axis] > MAX_INT32 else int32
-    places = result("elementwise", [tensor, extreme], shape, counted, NullTensor, {"expr": tree})
+    places = result("elementwise", [tensor, extreme], shape, counted, None, {"expr": tree})
     return reduce_axis("max" if last else "min", places, axis, True, output, name or op, dtype)
 
 
@@ -67,8 +67,8 @@ def _first_key(
     place = ["cast", "int64", place] if last else ["sub", number(LOW_WORD), place]
     high = ["mul", ["cast", "int64", value], number(LOW_WORD + 1)]
     tree = {"expr": ["bitwise_or", high, place]}
-    keys = result("elementwise", [tensor], shape, int64, NullTensor, tree)
-    key = reduce_axis("max", keys, axis, True, NullTensor, "", int64)
+    keys = result("elementwise", [tensor], shape, int64, None, tree)
+    key = reduce_axis("max", keys, axis, True, None, "", int64)
     low: Tree = ["bitwise_and", leaf(0), number(LOW_WORD)]
     expr: Tree = low if last else ["sub", number(LOW_WORD), low]
     return result("elementwise", [key], key.ir.shape, dtype, output, {"expr": expr}, name=name)
@@ -89,7 +89,7 @@ def _arg(
 
 def argmax(
     input: TensorLike,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     axis: int = -1,
@@ -112,7 +112,7 @@ def argmax(
 
 def argmin(
     input: TensorLike,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     axis: int = -1,

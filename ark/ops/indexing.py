@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AxisAttributes, RemapAttributes
 from ark.ir.values import whole
 from ark.lower.ops.indexing import lower_concat, lower_remap
@@ -39,7 +39,7 @@ def remap(
     shape: Sequence[int],
     rules: Sequence[Rule],
     fill: float = 0.0,
-    output: Any = NullTensor,
+    output: Any = None,
     name: str = "",
 ) -> Tensor:
     """Adds a `remap` node, which copies elements by index arithmetic, and returns its result of the
@@ -77,7 +77,7 @@ def pad(
     pads: Sequence[tuple[int, int]],
     mode: str = "constant",
     value: float = 0.0,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """Adds elements at the start and end of every dimension.
@@ -175,7 +175,7 @@ def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
 
 
 def expand(
-    input: TensorLike, shape: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
+    input: TensorLike, shape: Sequence[int], output: Output = None, name: str = ""
 ) -> Tensor:
     """Copies the tensor to the shape to which its own shape and `shape` broadcast; any type.
 
@@ -193,7 +193,7 @@ def expand(
 
 
 def concat(
-    inputs: Sequence[TensorLike], axis: int, output: TensorLike | None = NullTensor, name: str = ""
+    inputs: Sequence[TensorLike], axis: int, output: Output = None, name: str = ""
 ) -> Tensor:
     """Concatenates tensors of one type along `axis`.
 

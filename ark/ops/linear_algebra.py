@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attribute_table import ATTRIBUTES
 from ark.ir.attributes import LinearAttributes, MatmulAttributes
 from ark.ir.dtype import FLOATS, SMALL_FLOATS, DataType, RowType, bf16, fp32, int32
@@ -27,7 +27,7 @@ from ark.tasks.matmul_windows import laid_out
 def matmul(
     input: TensorLike,
     other: TensorLike,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     transpose_input: bool = False,
     transpose_other: bool = False,
     name: str = "",
@@ -121,7 +121,7 @@ class LinearWeight(Protocol):
 def linear(
     input: TensorLike,
     weight: TensorLike | LinearWeight,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     tf32: bool = False,
 ) -> Tensor:

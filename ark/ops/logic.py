@@ -8,7 +8,7 @@ defines the functions.
 from __future__ import annotations
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Operand, Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import INTEGERS, bool_
 from ark.ops.base import result
 from ark.ops.elementwise import (
@@ -20,12 +20,7 @@ from ark.ops.elementwise import (
 from ark.tasks.expression import Tree, leaf
 
 
-def less(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def less(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input < other, as a bool tensor, with broadcasting; `other` may be a number.
 
     Both tensors have one type, floating point or integer. Raises ModelError if the shapes do not
@@ -38,12 +33,7 @@ def less(
     return binary("less", input, other, output, name, bool_)
 
 
-def less_equal(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def less_equal(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input <= other, as bool. Broadcasting, types and errors are as for `less`.
 
     Examples:
@@ -53,12 +43,7 @@ def less_equal(
     return binary("less_equal", input, other, output, name, bool_)
 
 
-def greater(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def greater(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input > other, as bool. Broadcasting, types and errors are as for `less`.
 
     Examples:
@@ -69,10 +54,7 @@ def greater(
 
 
 def greater_equal(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, other: Operand, output: Output = None, name: str = ""
 ) -> Tensor:
     """input >= other, as bool. Broadcasting, types and errors are as for `less`.
 
@@ -83,12 +65,7 @@ def greater_equal(
     return binary("greater_equal", input, other, output, name, bool_)
 
 
-def equal(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def equal(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input == other, as bool. Bool tensors are also allowed; otherwise as for `less`.
 
     Examples:
@@ -98,12 +75,7 @@ def equal(
     return binary("equal", input, other, output, name, bool_)
 
 
-def not_equal(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def not_equal(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input != other, as bool. Bool tensors are also allowed; otherwise as for `less`.
 
     Examples:
@@ -113,12 +85,7 @@ def not_equal(
     return binary("not_equal", input, other, output, name, bool_)
 
 
-def logical_and(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def logical_and(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """True where both inputs are True. Inputs and result are bool tensors.
 
     Examples:
@@ -129,12 +96,7 @@ def logical_and(
     return binary("logical_and", input, other, output, name)
 
 
-def logical_or(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def logical_or(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """True where at least one input is True. Inputs and result are bool tensors.
 
     Examples:
@@ -145,12 +107,7 @@ def logical_or(
     return binary("logical_or", input, other, output, name)
 
 
-def logical_xor(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def logical_xor(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """True where exactly one input is True. Inputs and result are bool tensors.
 
     Examples:
@@ -161,9 +118,7 @@ def logical_xor(
     return binary("logical_xor", input, other, output, name)
 
 
-def logical_not(
-    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def logical_not(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """True where the input is False. Input and result are bool tensors.
 
     Examples:
@@ -178,12 +133,7 @@ def logical_not(
     return result("logical_not", [tensor], tensor.ir.shape, bool_, output, name=name)
 
 
-def maximum(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def maximum(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """The larger of input and other, elementwise; NaN if one is NaN. Types as for `less`.
 
     Examples:
@@ -193,12 +143,7 @@ def maximum(
     return binary("maximum", input, other, output, name, swapped="maximum")
 
 
-def minimum(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def minimum(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """The smaller of input and other, elementwise; NaN if one is NaN. Types as for `less`.
 
     Examples:
@@ -208,12 +153,7 @@ def minimum(
     return binary("minimum", input, other, output, name, swapped="minimum")
 
 
-def mod(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def mod(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """The remainder of input / other with the sign of `other` (Python's %).
 
     For integers it is 0 if other is 0.
@@ -225,12 +165,7 @@ def mod(
     return binary("mod", input, other, output, name)
 
 
-def fmod(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def fmod(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """The remainder of input / other with the sign of `input` (C's fmod).
 
     For integers it is 0 if other is 0.
@@ -242,12 +177,7 @@ def fmod(
     return binary("fmod", input, other, output, name)
 
 
-def atan2(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def atan2(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """The angle of the point (other, input) in radians, from -pi to pi; floating-point types.
 
     Examples:
@@ -257,12 +187,7 @@ def atan2(
     return binary("atan2", input, other, output, name)
 
 
-def hypot(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def hypot(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """sqrt(input^2 + other^2), without intermediate overflow; floating-point types.
 
     Examples:
@@ -272,12 +197,7 @@ def hypot(
     return binary("hypot", input, other, output, name, swapped="hypot")
 
 
-def pow(
-    input: TensorLike,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
-) -> Tensor:
+def pow(input: TensorLike, other: Operand, output: Output = None, name: str = "") -> Tensor:
     """input^other, elementwise, for floating point or integers.
 
     Integers to a negative power are rounded towards zero, so they give 0, 1 or -1. If `other` is

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32
 from ark.ops.activations import exp
 from ark.ops.base import float_dtype, positive_axis
@@ -19,7 +19,7 @@ def logsumexp(
     input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """log(sum(e^input)) over one axis or several, computed in fp32; fp32, fp16, bf16.
@@ -46,4 +46,4 @@ def logsumexp(
         total = reshape(total, kept or [1])
     if dtype != fp32:
         return cast(total, dtype, output, name)
-    return total if output is NullTensor or output is None else copy(total, output, name)
+    return total if output is None else copy(total, output, name)

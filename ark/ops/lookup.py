@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AxisAttributes, ScatterAttributes
 from ark.ir.dtype import int64
 from ark.lower.ops.lookup import lower_gather, lower_gather_elements, lower_scatter
@@ -28,11 +28,7 @@ OUTSIDE_INDEX = 1 << 40  # larger than any dimension
 
 
 def gather(
-    input: TensorLike,
-    indices: TensorLike,
-    axis: int = 0,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, indices: TensorLike, axis: int = 0, output: Output = None, name: str = ""
 ) -> Tensor:
     """The slices of `input` along `axis` at the given indices, as numpy.take.
 
@@ -65,11 +61,7 @@ def _gather(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.n
 
 
 def gather_elements(
-    input: TensorLike,
-    indices: TensorLike,
-    axis: int = 0,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, indices: TensorLike, axis: int = 0, output: Output = None, name: str = ""
 ) -> Tensor:
     """One element per index: for axis 1, result[i, j] = input[i, indices[i, j]], as torch.gather.
 
@@ -171,7 +163,7 @@ def scatter_elements(
     updates: TensorLike,
     axis: int = 0,
     reduction: str = "set",
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The input with elements updated: for axis 1, result[i, indices[i, j]] = updates[i, j].

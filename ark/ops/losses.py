@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import fp32
 from ark.ops.base import float_dtype, index_dtype
 from ark.ops.elementwise import cast, div, mul
@@ -20,7 +20,7 @@ def cross_entropy(
     input: TensorLike,
     target: TensorLike,
     ignore_index: int = -100,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The mean over rows of -log(softmax(input)[target]), as torch.nn.functional.cross_entropy.

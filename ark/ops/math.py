@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import bool_
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.ops.elementwise import composed, unary
@@ -34,10 +34,10 @@ def _op(
         users' function, if it differs from the entry's.
     """
 
-    def apply(input: Any, output: Any = NullTensor, label: str = "") -> Tensor:
+    def apply(input: Any, output: Any = None, label: str = "") -> Tensor:
         return unary(name, input, output, label, integers, bool_ if predicate else None)
 
-    def op(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+    def op(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
         return apply(input, output, name)
 
     types = "fp32, fp16, bf16, integers" if integers else "fp32, fp16, bf16"
@@ -116,9 +116,7 @@ def _gated(function: str, given: Gated) -> Any:
     activation.
     """
 
-    def op(
-        gate: TensorLike, up: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-    ) -> Tensor:
+    def op(gate: TensorLike, up: TensorLike, output: Output = None, name: str = "") -> Tensor:
         left, right = as_tensor(gate), as_tensor(up)
         float_dtype(function, left)
         dtype = same_dtype(function, left, right)
@@ -163,7 +161,7 @@ def _positive(tree: Tree) -> Tree:
 
 
 def leaky_relu(
-    input: TensorLike, slope: float = 0.01, output: TensorLike | None = NullTensor, name: str = ""
+    input: TensorLike, slope: float = 0.01, output: Output = None, name: str = ""
 ) -> Tensor:
     """input where the input is positive, elsewhere slope * input; any shape; fp32, fp16, bf16.
 
@@ -175,9 +173,7 @@ def leaky_relu(
     return activation("leaky_relu", input, output, name, tree)
 
 
-def elu(
-    input: TensorLike, alpha: float = 1.0, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def elu(input: TensorLike, alpha: float = 1.0, output: Output = None, name: str = "") -> Tensor:
     """input where it is positive, elsewhere alpha * (e^input - 1) (Clevert et al. 2015).
 
     Any shape; fp32, fp16, bf16.
@@ -199,7 +195,7 @@ def selu(
     input: TensorLike,
     alpha: float = 1.6732632423543772,
     gamma: float = 1.0507009873554805,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """gamma * elu(input, alpha) (Klambauer et al. 2017); any shape; fp32, fp16, bf16.
@@ -212,11 +208,7 @@ def selu(
 
 
 def hard_sigmoid(
-    input: TensorLike,
-    alpha: float = 0.2,
-    beta: float = 0.5,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, alpha: float = 0.2, beta: float = 0.5, output: Output = None, name: str = ""
 ) -> Tensor:
     """alpha * input + beta, limited to [0, 1]; any shape; fp32, fp16, bf16.
 
@@ -232,7 +224,7 @@ def _hard(alpha: float, beta: float) -> Tree:
     return ["minimum", ["maximum", line, number(0.0)], number(1.0)]
 
 
-def hard_swish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def hard_swish(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """input * hard_sigmoid(input, 1/6, 1/2) (Howard et al. 2019); any shape; fp32, fp16, bf16.
 
     Examples:
@@ -242,9 +234,7 @@ def hard_swish(input: TensorLike, output: TensorLike | None = NullTensor, name: 
     return activation("hard_swish", input, output, name, ["mul", X, _hard(1.0 / 6.0, 0.5)])
 
 
-def log_sigmoid(
-    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def log_sigmoid(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """log(sigmoid(input)), elementwise; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -254,7 +244,7 @@ def log_sigmoid(
     return activation("log_sigmoid", input, output, name, ["neg", ["softplus", ["neg", X]]])
 
 
-def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def mish(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """input * tanh(log(1 + e^input)) (Misra 2019); any shape; fp32, fp16, bf16.
 
     Examples:
@@ -264,7 +254,7 @@ def mish(input: TensorLike, output: TensorLike | None = NullTensor, name: str = 
     return activation("mish", input, output, name, ["mul", X, ["tanh", ["softplus", X]]])
 
 
-def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def softsign(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """input / (1 + |input|); fp32, fp16, bf16.
 
     Examples:
@@ -275,7 +265,7 @@ def softsign(input: TensorLike, output: TensorLike | None = NullTensor, name: st
     return activation("softsign", input, output, name, tree)
 
 
-def gelu_erf(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def gelu_erf(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Exact GELU: input * Phi(input), Phi the standard normal CDF (Hendrycks and Gimpel 2016).
 
     Any shape; fp32, fp16, bf16. -inf gives 0 and inf gives inf, the limits.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import TransposeAttributes
 from ark.ir.values import MAX_DIMS, whole
 from ark.lower.ops.movement import lower_embedding, lower_rope, lower_transpose
@@ -17,7 +17,7 @@ from ark.ops.base import broadcast, float_dtype, index_dtype, result, same_dtype
 
 
 def transpose(
-    input: TensorLike, perm: Sequence[int], output: TensorLike | None = NullTensor, name: str = ""
+    input: TensorLike, perm: Sequence[int], output: Output = None, name: str = ""
 ) -> Tensor:
     """Permutes dimensions: dimension i of the result is dimension perm[i] of the input; any type.
 
@@ -52,7 +52,7 @@ def _transpose(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
 
 
 def embedding(
-    input: TensorLike, weight: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
+    input: TensorLike, weight: TensorLike, output: Output = None, name: str = ""
 ) -> Tensor:
     """The rows of `weight` at the indices `input`: result[...] = weight[input[...]].
 
@@ -80,9 +80,7 @@ def _embedding(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     return [inputs[1][inputs[0].astype(np.int64)]]
 
 
-def rope(
-    input: TensorLike, other: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def rope(input: TensorLike, other: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Multiplies input and other as complex numbers, in a rotary embedding (Su et al. 2021).
 
     Elements 2i and 2i + 1 of the last dimension are the real and the imaginary part of a number;

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import NormAttributes
 from ark.ir.dtype import by_name
 from ark.lower.ops.norms import lower_row_norm
@@ -79,7 +79,7 @@ register("rmsnorm", _rmsnorm, lower_row_norm, aliasing="exact")
 register("rounded_rmsnorm", _rounded_rmsnorm, lower_row_norm, aliasing="exact")
 
 
-def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str = "") -> Tensor:
+def softmax(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Softmax over the last dimension; fp32, fp16, bf16.
 
     Examples:
@@ -93,9 +93,7 @@ def softmax(input: TensorLike, output: TensorLike | None = NullTensor, name: str
     return result("softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def safe_softmax(
-    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def safe_softmax(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Softmax over the last dimension that gives zeros for a row of only -inf; fp32, fp16, bf16.
 
     Attention needs it for rows whose keys are all masked.
@@ -111,9 +109,7 @@ def safe_softmax(
     return result("safe_softmax", [tensor], tensor.ir.shape, dtype, output, name=name)
 
 
-def log_softmax(
-    input: TensorLike, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def log_softmax(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Logarithm of the softmax over the last dimension; any shape; fp32, fp16, bf16.
 
     Examples:
@@ -128,7 +124,7 @@ def log_softmax(
 
 
 def layernorm(
-    input: TensorLike, eps: float = 1e-6, output: TensorLike | None = NullTensor, name: str = ""
+    input: TensorLike, eps: float = 1e-6, output: Output = None, name: str = ""
 ) -> Tensor:
     """(x - mean) / sqrt(variance + eps) over the last dimension; any shape; fp32, fp16, bf16.
 
@@ -147,11 +143,7 @@ def layernorm(
 
 
 def rmsnorm(
-    input: TensorLike,
-    weight: TensorLike,
-    eps: float = 1e-6,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, weight: TensorLike, eps: float = 1e-6, output: Output = None, name: str = ""
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ark.errors import ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import AttentionAttributes, PagedAppendAttributes
 from ark.ir.dtype import int32
 from ark.lower.ops.paged import lower_paged_append, lower_paged_attention
@@ -119,7 +119,7 @@ def paged_attention(
     pages: TensorLike,
     position: TensorLike,
     scale: float | None = None,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     window: int = 0,

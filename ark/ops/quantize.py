@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import GroupAttributes
 from ark.ir.dtype import PACKED, SMALL_FLOATS, DataType, fp32, int4, int8, uint8
 from ark.lower.ops.quantize import lower_quantized_linear, lower_row_values
@@ -53,7 +53,7 @@ def dequantize(
     scales: TensorLike,
     zeros: TensorLike | None = None,
     dtype: DataType = fp32,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """Computes scale * (element - zero) for every element of a quantised weight.
@@ -77,9 +77,9 @@ def dequantize(
     value: Tree = leaf(0) if z is None else ["sub", leaf(0), leaf(2)]
     attrs = {"expr": ["mul", value, leaf(1)]}
     wide = (*shape[:-1], many, group)
-    values = result("dequantize", parts, wide, dtype, NullTensor, attrs, name)
+    values = result("dequantize", parts, wide, dtype, None, attrs, name)
     flat = reshape(values, shape)
-    if output is NullTensor or output is None:
+    if output is None:
         return flat
     return cast(flat, dtype, output)
 
@@ -120,7 +120,7 @@ def quantized_linear(
     weight: TensorLike,
     scales: TensorLike,
     zeros: TensorLike | None = None,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     dtype: DataType | None = None,
 ) -> Tensor:

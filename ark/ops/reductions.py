@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ReduceAttributes
 from ark.ir.dtype import FLOATS, INTEGERS, DataType, fp32
 from ark.ir.values import MAX_DIM_ELEMENTS
@@ -129,13 +129,13 @@ def _reduce_axes(
         dims = reduced.shape()
         joined = math.prod(dims[group[0] : group[-1] + 1])
         flat = reshape(reduced, [*dims[: group[0]], joined, *dims[group[-1] + 1 :]])
-        alone = len(groups) == 1 and (output is NullTensor or output is None)
+        alone = len(groups) == 1 and output is None
         label = name if alone else ""
         wide = fp32 if dtype in FLOATS and group is not groups[0] else dtype
-        part = reduce_axis(function, flat, group[0], True, NullTensor, label, wide)
+        part = reduce_axis(function, flat, group[0], True, None, label, wide)
         reduced = reshape(part, [*dims[: group[0]], *[1] * len(group), *dims[group[-1] + 1 :]])
     reduced = reshape(reduced, full if keepdims else kept or [1])
-    return reduced if output is NullTensor or output is None else copy(reduced, output, name)
+    return reduced if output is None else copy(reduced, output, name)
 
 
 def squared_differences(tensor: Tensor, axes: Sequence[int]) -> Tensor | None:
@@ -148,7 +148,7 @@ def squared_differences(tensor: Tensor, axes: Sequence[int]) -> Tensor | None:
         return None
     alone = len(axes) == 1
     flat = tensor if alone else reshape(tensor, [*shape[:first], joined, *shape[end:]])
-    squares = reduce_axis("squares", flat, first, True, NullTensor, "", tensor.ir.dtype)
+    squares = reduce_axis("squares", flat, first, True, None, "", tensor.ir.dtype)
     return squares if alone else reshape(squares, [*shape[:first], *[1] * len(axes), *shape[end:]])
 
 
@@ -156,7 +156,7 @@ def reduce_sum(
     input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The sum over an axis or several; fp32, fp16, bf16, or integers, which wrap.
@@ -174,7 +174,7 @@ def reduce_mean(
     input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The mean over an axis or several; fp32, fp16, bf16.
@@ -198,7 +198,7 @@ def reduce_max(
     input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The largest element over an axis or several; fp32, fp16, bf16, integers.
@@ -215,7 +215,7 @@ def reduce_min(
     input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The smallest element over an axis or several; fp32, fp16, bf16, integers.
@@ -232,7 +232,7 @@ def reduce_prod(
     input: TensorLike,
     axis: int | Sequence[int],
     keepdims: bool = True,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """The product over an axis or several; fp32, fp16, bf16, or integers, which wrap.

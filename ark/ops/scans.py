@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ScanAttributes
 from ark.lower.ops.scans import lower_scan
 from ark.lower.registry import register
@@ -21,7 +21,7 @@ def cumsum(
     axis: int,
     exclusive: bool = False,
     reverse: bool = False,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """Running sums: result[i] is the sum of the elements 0 to i along `axis`.
@@ -41,7 +41,7 @@ def cumprod(
     axis: int,
     exclusive: bool = False,
     reverse: bool = False,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """Running products: result[i] is the product of the elements 0 to i along `axis`.
@@ -60,7 +60,7 @@ def sums_from(tensor: Tensor, axis: int, start: Tensor) -> Tensor:
     along the axis. Its type is fp32 if the tensor is floating point, otherwise the tensor's type.
     """
     attrs = ScanAttributes(axis=axis, function="add", exclusive=False, reverse=False).to_node()
-    return result("scan", [tensor, start], tensor.ir.shape, tensor.ir.dtype, NullTensor, attrs)
+    return result("scan", [tensor, start], tensor.ir.shape, tensor.ir.dtype, None, attrs)
 
 
 def recurrence(factors: Tensor, terms: Tensor, axis: int) -> Tensor:
@@ -69,7 +69,7 @@ def recurrence(factors: Tensor, terms: Tensor, axis: int) -> Tensor:
     """
     attrs = ScanAttributes(axis=axis, function="linear", exclusive=False, reverse=False).to_node()
     shape, dtype = terms.ir.shape, terms.ir.dtype
-    return result("scan", [factors, terms], shape, dtype, NullTensor, attrs)
+    return result("scan", [factors, terms], shape, dtype, None, attrs)
 
 
 def _scan(

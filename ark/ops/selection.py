@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Operand, Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import INTEGERS, DataType, bool_
 from ark.ops.base import broadcast, check_dims, result, same_dtype
 from ark.ops.elementwise import (
@@ -20,11 +20,7 @@ from ark.tasks.expression import Tree, index, leaf, number
 
 
 def where(
-    condition: TensorLike,
-    input: TensorLike | float,
-    other: TensorLike | float,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    condition: TensorLike, input: Operand, other: Operand, output: Output = None, name: str = ""
 ) -> Tensor:
     """input where the condition is True, elsewhere other; all three broadcast.
 
@@ -67,7 +63,7 @@ def clip(
     input: TensorLike,
     minimum: float | None = None,
     maximum: float | None = None,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
 ) -> Tensor:
     """Limits the elements of the input, floating point or integers, to [minimum, maximum].
@@ -101,7 +97,7 @@ def iota(shape: Sequence[int], axis: int, dtype: DataType, name: str = "") -> Te
     if not -len(dims) <= axis < len(dims):
         raise InvalidUsageError(f"iota: axis {axis} is out of range for {len(dims)} dimensions")
     attrs = {"expr": index(axis % len(dims) - len(dims)), "shape": dims}
-    return result("iota", [], dims, dtype, NullTensor, attrs, name)
+    return result("iota", [], dims, dtype, None, attrs, name)
 
 
 def _banded(op: str, input: Any, diagonal: int, lower: bool, output: Any, name: str) -> Tensor:
@@ -120,9 +116,7 @@ def _banded(op: str, input: Any, diagonal: int, lower: bool, output: Any, name: 
     return result(op, [tensor], tensor.ir.shape, tensor.ir.dtype, output, attrs, name)
 
 
-def tril(
-    input: TensorLike, diagonal: int = 0, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def tril(input: TensorLike, diagonal: int = 0, output: Output = None, name: str = "") -> Tensor:
     """The lower triangle of the last two dimensions; elements above `diagonal` become 0.
 
     diagonal: 0 is the main diagonal, 1 the next one above it, -1 the next one below. Types of 8
@@ -136,9 +130,7 @@ def tril(
     return _banded("tril", input, diagonal, True, output, name)
 
 
-def triu(
-    input: TensorLike, diagonal: int = 0, output: TensorLike | None = NullTensor, name: str = ""
-) -> Tensor:
+def triu(input: TensorLike, diagonal: int = 0, output: Output = None, name: str = "") -> Tensor:
     """The upper triangle of the last two dimensions; elements below `diagonal` become 0.
 
     diagonal, types and errors: as for tril.

@@ -5,17 +5,13 @@ all_reduce_prefill.
 from __future__ import annotations
 
 from ark.errors import ModelError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike
+from ark.frontend.tensor import Output, Tensor, TensorLike
 from ark.ir.export import PREFILL, arks_name
 from ark.ops.communication.collectives import one_shot, placed, summable
 
 
 def all_reduce_packet(
-    input: TensorLike,
-    rank: int,
-    world_size: int,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, rank: int, world_size: int, output: Output = None, name: str = ""
 ) -> Tensor:
     """The same as all_reduce, under a name of ARK (microsoft/ark).
 
@@ -34,11 +30,7 @@ def all_reduce_packet(
 
 
 def all_reduce_prefill(
-    input: TensorLike,
-    rank: int,
-    world_size: int,
-    output: TensorLike | None = NullTensor,
-    name: str = "",
+    input: TensorLike, rank: int, world_size: int, output: Output = None, name: str = ""
 ) -> Tensor:
     """The same as all_reduce, under a name of ARK (microsoft/ark), for one size.
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import ChannelAttributes
 from ark.ir.dtype import DataType, fp32, uint32
 from ark.ir.values import Buffer
@@ -115,7 +115,7 @@ class Channel:
         if signal:
             self.signal()
 
-    def get(self, source: TensorLike, target: TensorLike | None = NullTensor) -> Tensor:
+    def get(self, source: TensorLike, target: Output = None) -> Tensor:
         """Copies the peer's `source` to `target`, or to a new tensor, and returns the copy.
 
         source: a symmetric tensor or a view of one. The peer must write it and signal before; call

@@ -17,7 +17,7 @@ from ark.collective.programs.routed import routed
 from ark.collective.programs.types import no_algorithm
 from ark.collective.programs.values import coarsened
 from ark.errors import InvalidUsageError, ModelError, UnsupportedError
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.dtype import FLOATS, INTEGERS, SMALL_FLOATS, DataType, byte
 from ark.lower.engines import AUTO, ONE_SHOT, SWITCH
 from ark.ops.base import result
@@ -158,7 +158,7 @@ def all_reduce(
     input: TensorLike,
     rank: int,
     world_size: int,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -234,7 +234,7 @@ def all_gather(
     input: TensorLike,
     rank: int,
     world_size: int,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -263,7 +263,7 @@ def reduce_scatter(
     input: TensorLike,
     rank: int,
     world_size: int,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,
@@ -304,7 +304,7 @@ def broadcast(
     input: TensorLike,
     rank: int,
     world_size: int,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     root: int = 0,
@@ -339,7 +339,7 @@ def all_to_all(
     input: TensorLike,
     rank: int,
     world_size: int,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     *,
     algorithm: str | CollectiveProgram = ONE_SHOT,

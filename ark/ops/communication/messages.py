@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ark.errors import InvalidUsageError, ModelError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor, TensorLike, as_tensor
+from ark.frontend.tensor import Output, Tensor, TensorLike, as_tensor
 from ark.ir.attributes import MessageAttributes
 from ark.ir.dtype import byte
 from ark.ir.values import whole
@@ -50,7 +50,7 @@ def send(
     input: TensorLike,
     remote_rank: Number = None,
     tag: Number = None,
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     name: str = "",
     **named: int | TensorLike,
 ) -> Tensor:
@@ -71,12 +71,12 @@ def send(
     """
     tensor = as_tensor(input)
     if named or isinstance(output, int):
-        given = (remote_rank, tag, 0 if output is NullTensor else output)
+        given = (remote_rank, tag, 0 if output is None else output)
         tag, rank, nbytes = _older("send", ("id", "dst_rank", "bytes"), given, named)
         return _message_of("send", tensor, rank, tag, nbytes)
     attrs = _attributes("send", tensor, remote_rank, _whole("send", tag))
     tensor.model.graph.add("send", [tensor.ir], [], attrs, name)
-    return tensor if output is NullTensor or output is None else as_tensor(output)
+    return tensor if output is None else as_tensor(output)
 
 
 def send_done(
@@ -106,7 +106,7 @@ def send_done(
 
 
 def recv(
-    output: TensorLike | None = NullTensor,
+    output: Output = None,
     remote_rank: Number = None,
     tag: Number = None,
     name: str | Number = "",
@@ -128,7 +128,7 @@ def recv(
         [4]
     """
     if named or isinstance(output, int):
-        target = named.pop("output", NullTensor)
+        target = named.pop("output", None)
         if isinstance(name, Tensor):
             target, name = name, ""
         first = output if isinstance(output, int) else None
@@ -136,7 +136,7 @@ def recv(
             target = output
         given = (first, remote_rank, 0 if tag is None else tag)
         tag, rank, nbytes = _older("recv", ("id", "src_rank", "bytes"), given, named)
-        if target is NullTensor or target is None:
+        if target is None:
             if nbytes < 1:
                 raise InvalidUsageError("recv: without an output, give the number of bytes")
             model = Model.get_model()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ark import ops
 from ark.errors import BaseError, PlanError, UnsupportedError
 from ark.frontend.model import Model
-from ark.frontend.tensor import NullTensor, Tensor
+from ark.frontend.tensor import Tensor
 from ark.ir import dtype as dtypes
 from ark.ir import values as ir
 from ark.runtime.api import task_messages
@@ -149,7 +149,7 @@ class TaskGraph:
         for number, message in enumerate(received, 1):
             incoming = Tensor(self._model.graph.tensor(target.shape, _dtype(target)), self._model)
             ops.recv(incoming, message.peer, message.tag, op.name)
-            output = self._tensor(target) if number == len(received) else NullTensor
+            output = self._tensor(target) if number == len(received) else None
             total = ops.add(total, incoming, output=output, name=op.name)
         self._written.add(target.buffer.id)
         for message in messages[len(received) :]:
