@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from ark import _interrupt, log
 from ark._version import __version__
-from ark.cli.parser import Parser
+from ark.cli.parser import Parser, flag, option
 from ark.errors import BaseError, InvalidUsageError
 
 COMMANDS = {
@@ -67,11 +67,11 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     """Adds the options that may be at any place of the command line."""
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    parser.add_argument(
-        "--log-level",
-        metavar="LEVEL",
-        help=f"lowest level of messages on standard error: {', '.join(log.NAMES)} (default: "
+    flag(parser, "--debug", "show tracebacks of errors")
+    option(
+        parser,
+        "--log-level LEVEL",
+        f"lowest level of messages on standard error: {', '.join(log.NAMES)} (default: "
         "ARK_LOG_LEVEL, or WARN)",
     )
 

@@ -41,6 +41,8 @@ from ark.cli.parser import (
     add_quantize,
     add_repeats,
     add_turn,
+    flag,
+    option,
     positive,
 )
 from ark.errors import InvalidUsageError
@@ -72,78 +74,60 @@ def register(subparsers: Subparsers) -> None:
     for module in (*modules, bench_perplexity):
         module.register(kinds)
     d = kinds.add_parser("decode", help="time per token of one launch")
-    d.add_argument(
-        "--config",
+    option(
+        d,
+        "--config NAME",
+        "a built-in shape with random bf16 weights, or a checkpoint directory",
         default="llama-3.2-1b",
-        metavar="NAME",
-        help="a built-in shape with random bf16 weights, or a checkpoint directory",
     )
-    d.add_argument(
-        "--context",
-        type=listed,
-        metavar="N,...",
-        help="positions in the cache before the first token; one plan serves all (default: 512, or "
+    option(
+        d,
+        "--context N,...",
+        "positions in the cache before the first token; one plan serves all (default: 512, or "
         "the model's limit)",
+        listed,
     )
-    d.add_argument(
-        "--prompt",
-        type=listed,
-        default=[],
-        metavar="N,...",
-        help="time prompts of N tokens too (default: none)",
-    )
-    d.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    option(d, "--prompt N,...", "time prompts of N tokens too (default: none)", listed, [])
+    option(d, "--chunk N", CHUNK, positive)
     add_quantize(d)
-    d.add_argument(
-        "--batch",
-        type=listed,
-        default=[1],
-        metavar="N,...",
-        help="sequences decoded together, a plan for each number (default: 1)",
+    option(
+        d,
+        "--batch N,...",
+        "sequences decoded together, a plan for each number (default: 1)",
+        listed,
+        [1],
     )
-    d.add_argument("--tokens", type=positive, default=128, metavar="N", help="tokens of one launch")
+    option(d, "--tokens N", "tokens of one launch", positive, 128)
     add_repeats(d)
     add_backend(d)
     add_device(d, of_rank=True)
-    d.add_argument(
-        "--ranks",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="tensor parallel ranks, one device each",
+    option(d, "--ranks N", "tensor parallel ranks, one device each", positive, 1)
+    option(d, "--processors N", "processors to use (default: all)", positive)
+    option(
+        d,
+        "--set FIELD=NUMBER",
+        "change a number of the machine model, for experiments (default: none)",
+        several=True,
     )
-    d.add_argument(
-        "--processors", type=positive, metavar="N", help="processors to use (default: all)"
-    )
-    d.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=NUMBER",
-        help="change a number of the machine model, for experiments (default: none)",
-    )
-    d.add_argument(
+    option(
+        d,
         "--vs",
-        choices=("torch",),
-        help="measure torch and the read ceiling in the same run, and check each row of logits of "
+        "measure torch and the read ceiling in the same run, and check each row of logits of "
         "16 greedy steps against torch in fp32; the code is 1 if one is too far away "
         "(default: no)",
+        choices=("torch",),
     )
-    d.add_argument(
-        "--check",
-        action="store_true",
-        help="check the logits as --vs does, without the times of torch (default: no)",
+    flag(d, "--check", "check the logits as --vs does, without the times of torch (default: no)")
+    option(
+        d,
+        "--model NAME",
+        "predict for this product by the backend's timing model (default: measure)",
     )
-    d.add_argument(
-        "--model",
-        metavar="NAME",
-        help="predict for this product by the backend's timing model (default: measure)",
-    )
-    d.add_argument(
-        "--layers",
-        type=listed,
-        metavar="FEW,MORE",
-        help="with --model: predict these two numbers of layers, and scale (default: all layers)",
+    option(
+        d,
+        "--layers FEW,MORE",
+        "with --model: predict these two numbers of layers, and scale (default: all layers)",
+        listed,
     )
     add_figures(d)
     add_turn(d)

@@ -18,7 +18,7 @@ from ark.cli.measure.comm_norm import NormFigures, measure_norm, norm_shapes
 from ark.cli.measure.comm_overlap import OVERLAPS, OverlapFigures, measure_overlap, overlap_case
 from ark.cli.measure.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.cli.measure.results import Figure, figure, results
-from ark.cli.parser import SVG, Subparsers, add_backend, add_figures, add_repeats, positive
+from ark.cli.parser import SVG, Subparsers, add_backend, add_figures, add_repeats, option, positive
 from ark.collective.synthesis import algorithms
 from ark.collective.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
@@ -36,57 +36,45 @@ def register(kinds: Subparsers) -> None:
     p.add_argument(
         "names", nargs="*", metavar="COLLECTIVE", help=f"{', '.join(COLLECTIVES)} (default: all)"
     )
-    p.add_argument("--ranks", type=positive, default=1, metavar="N", help="ranks to start")
-    p.add_argument(
-        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes of messages, with K, M or G"
-    )
-    p.add_argument(
-        "--factor", type=positive, default=4, metavar="N", help="ratio of a size to the one before"
-    )
-    p.add_argument(
-        "--type", default="fp32", metavar="TYPE", help="of elements: fp32, fp16, bf16 or int32"
-    )
-    p.add_argument(
+    option(p, "--ranks N", "ranks to start", positive, 1)
+    option(p, "--sizes FROM:TO", "bytes of messages, with K, M or G", default="1K:16M")
+    option(p, "--factor N", "ratio of a size to the one before", positive, 4)
+    option(p, "--type TYPE", "of elements: fp32, fp16, bf16 or int32", default="fp32")
+    option(
+        p,
         "--way",
-        choices=(GRAPH, ALONE),
+        "in one launch of a plan, or call by call on arrays",
         default=GRAPH,
-        help="in one launch of a plan, or call by call on arrays",
+        choices=(GRAPH, ALONE),
     )
-    p.add_argument(
-        "--algorithm",
-        default="auto",
-        metavar="NAME",
-        help="as `ark topo synthesize` names them; all for each",
+    option(
+        p, "--algorithm NAME", "as `ark topo synthesize` names them; all for each", default="auto"
     )
-    p.add_argument(
-        "--topology",
-        metavar="NET",
-        help="topology between the ranks, as `ark topo measure` writes it: predict times too "
+    option(
+        p,
+        "--topology NET",
+        "topology between the ranks, as `ark topo measure` writes it: predict times too "
         "(default: none)",
     )
-    p.add_argument(
-        "--engine", choices=(AUTO, *ENGINES), default=AUTO, help="way in which bytes travel"
-    )
-    p.add_argument(
-        "--overlap",
-        metavar="ROWSxCOLUMNSxDEPTH",
-        help="a product of this shape, whose depth the ranks share, and the collective it meets: "
+    option(p, "--engine", "way in which bytes travel", default=AUTO, choices=(AUTO, *ENGINES))
+    option(
+        p,
+        "--overlap ROWSxCOLUMNSxDEPTH",
+        "a product of this shape, whose depth the ranks share, and the collective it meets: "
         "each alone, one behind the other, and as one op "
         "(default: collectives alone)",
     )
-    p.add_argument(
-        "--norm",
-        metavar="ROWSxCOLUMNS,...",
-        help="an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op "
+    option(
+        p,
+        "--norm ROWSxCOLUMNS,...",
+        "an all_reduce of rows with its residual and rmsnorm: alone, op by op, and as one op "
         "(default: collectives alone)",
     )
-    p.add_argument(
-        "--vs", choices=("nccl", "gloo"), help="measure torch's in the same run (default: no)"
-    )
+    option(p, "--vs", "measure torch's in the same run (default: no)", choices=("nccl", "gloo"))
     add_repeats(p)
     add_backend(p)
     add_figures(p)
-    p.add_argument("--svg", metavar="FILE", help=SVG)
+    option(p, "--svg FILE", SVG)
     p.set_defaults(func=run, device=None)
 
 

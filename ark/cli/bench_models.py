@@ -18,7 +18,7 @@ from ark.cli.measure.peer import import_torch
 from ark.cli.measure.results import Figure
 from ark.cli.measure.turn import Turn
 from ark.cli.measure.whole_models import MODELS, TRAINING
-from ark.cli.parser import Subparsers
+from ark.cli.parser import Subparsers, flag
 from ark.errors import InvalidUsageError
 
 if TYPE_CHECKING:
@@ -31,16 +31,12 @@ def register(kinds: Subparsers) -> None:
     """Adds `ark bench models`."""
     p = kinds.add_parser("models", help="whole models by torch.compile, and ONNX files")
     add_networks(p, "models", NAMES, ("inductor", "eager", "onnxruntime"))
-    p.add_argument(
+    flag(
+        p,
         "--resume",
-        action="store_true",
-        help="keep the figures of --json FILE that the same ark measured on the same machine",
+        "keep the figures of --json FILE that the same ark measured on the same machine",
     )
-    p.add_argument(
-        "--train",
-        action="store_true",
-        help="measure a training step: forward pass, gradients and AdamW in one kernel",
-    )
+    flag(p, "--train", "measure a training step: forward pass, gradients and AdamW in one kernel")
     p.set_defaults(func=run)
 
 

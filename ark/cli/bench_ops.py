@@ -30,6 +30,8 @@ from ark.cli.parser import (
     add_figures,
     add_repeats,
     add_turn,
+    flag,
+    option,
 )
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
@@ -40,20 +42,20 @@ def register(kinds: Subparsers) -> None:
     p.add_argument(
         "names", nargs="*", metavar="NAME", help="cases, with * and ? (default: all but sweeps)"
     )
-    p.add_argument("--list", action="store_true", help="print the cases' names")
-    p.add_argument("--vs", choices=("torch",), help="measure torch in the same run (default: no)")
+    flag(p, "--list", "print the cases' names")
+    option(p, "--vs", "measure torch in the same run (default: no)", choices=("torch",))
     add_repeats(p)
     add_backend(p)
     add_device(p)
     add_figures(p)
     add_turn(p)
-    p.add_argument(
-        "--isa",
-        metavar="ARCH",
-        help="read the machine code of products and attention for this architecture, no device "
+    option(
+        p,
+        "--isa ARCH",
+        "read the machine code of products and attention for this architecture, no device "
         "needed (default: measure)",
     )
-    p.add_argument("--svg", metavar="FILE", help=SVG)
+    option(p, "--svg FILE", SVG)
     p.set_defaults(func=run)
 
 

@@ -13,7 +13,15 @@ from ark.backend import registry
 from ark.cli.common import device_index, output, share, to_be_started, write_results
 from ark.cli.measure.parallel import ParallelCase, ParallelFigures, measure
 from ark.cli.measure.results import Figure, figure, results
-from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, positive
+from ark.cli.parser import (
+    Subparsers,
+    add_backend,
+    add_device,
+    add_figures,
+    add_repeats,
+    option,
+    positive,
+)
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.models.checkpoint import Checkpoint
@@ -26,30 +34,20 @@ from ark.runtime.rank_info import rank_from_environment
 def register(kinds: Subparsers) -> None:
     """Adds `ark bench parallel`."""
     p = kinds.add_parser("parallel", help="a plan's predicted time beside its measured time")
-    p.add_argument(
-        "--config",
+    option(
+        p,
+        "--config NAME",
+        "a built-in shape, or a checkpoint's; random weights",
         default="llama-3.1-8b",
-        metavar="NAME",
-        help="a built-in shape, or a checkpoint's; random weights",
     )
-    p.add_argument(
-        "--ranks", type=positive, default=1, metavar="N", help="ranks to start, one device each"
-    )
-    p.add_argument(
-        "--plan", default="megatron,1f1b", metavar="NAME,...", help="plans, one after another"
-    )
-    p.add_argument(
-        "--width", type=positive, default=1, metavar="N", help="ranks of a stage, of 1f1b+megatron"
-    )
-    p.add_argument(
-        "--sequence", type=positive, default=512, metavar="N", help="tokens of a sequence"
-    )
-    p.add_argument("--batch", type=positive, default=8, metavar="N", help="sequences of a step")
-    p.add_argument("--layers", type=positive, metavar="N", help="layers (default: the shape's)")
-    p.add_argument("--type", default="bf16", metavar="TYPE", help="of the weights")
-    p.add_argument(
-        "--link-gbps", type=float, default=450.0, metavar="N", help="GB/s of a link, one way"
-    )
+    option(p, "--ranks N", "ranks to start, one device each", positive, 1)
+    option(p, "--plan NAME,...", "plans, one after another", default="megatron,1f1b")
+    option(p, "--width N", "ranks of a stage, of 1f1b+megatron", positive, 1)
+    option(p, "--sequence N", "tokens of a sequence", positive, 512)
+    option(p, "--batch N", "sequences of a step", positive, 8)
+    option(p, "--layers N", "layers (default: the shape's)", positive)
+    option(p, "--type TYPE", "of the weights", default="bf16")
+    option(p, "--link-gbps N", "GB/s of a link, one way", float, 450.0)
     add_repeats(p)
     add_backend(p)
     add_device(p, of_rank=True)

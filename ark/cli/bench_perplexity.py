@@ -20,6 +20,7 @@ from ark.cli.parser import (
     add_directory,
     add_kv_cache,
     add_quantize,
+    option,
     positive,
 )
 from ark.models.tokenizer import Tokenizer
@@ -28,25 +29,25 @@ from ark.models.tokenizer import Tokenizer
 def register(kinds: Subparsers) -> None:
     p = kinds.add_parser("perplexity", help="perplexity of a checkpoint on a text")
     add_directory(p)
-    p.add_argument("--text", required=True, metavar="FILE", help="the text, in UTF-8")
-    p.add_argument(
-        "--context",
-        type=positive,
-        metavar="N",
-        help="tokens of a window, without the windows before it (default: the model's limit, at "
+    option(p, "--text FILE", "the text, in UTF-8", required=True)
+    option(
+        p,
+        "--context N",
+        "tokens of a window, without the windows before it (default: the model's limit, at "
         "most 4096)",
+        positive,
     )
-    p.add_argument(
-        "--chunk",
-        type=positive,
-        metavar="N",
-        help="tokens of an iteration; 1 reads the text as decoding does (default: 32)",
+    option(
+        p,
+        "--chunk N",
+        "tokens of an iteration; 1 reads the text as decoding does (default: 32)",
+        positive,
     )
     add_quantize(p)
     add_kv_cache(p)
     add_backend(p)
     add_device(p)
-    p.add_argument("--json", metavar="FILE", help=FIGURES)
+    option(p, "--json FILE", FIGURES)
     p.set_defaults(func=run)
 
 

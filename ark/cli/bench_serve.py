@@ -21,7 +21,7 @@ from ark.cli.measure.results import Figure, Place, Results, figure, results, res
 from ark.cli.measure.serve import Summary, Target, asks, first_model, load, summary
 from ark.cli.measure.serve_chart import curves
 from ark.cli.measure.turn import Turn
-from ark.cli.parser import Subparsers, add_backend, add_figures, add_turn, positive
+from ark.cli.parser import Subparsers, add_backend, add_figures, add_turn, flag, option, positive
 from ark.errors import InvalidUsageError
 
 MEASURED = {
@@ -53,46 +53,34 @@ def register(kinds: Subparsers) -> None:
         "--url",
         help="address of a server with OpenAI's routes (default: http://127.0.0.1:8000)",
     )
-    p.add_argument("--model", metavar="NAME", help="the model's name (default: the server's first)")
-    p.add_argument("--api-key", metavar="KEY", help="key of the server (default: ARK_API_KEY)")
-    p.add_argument(
-        "--rate",
-        type=rates,
-        default=[math.inf],
-        metavar="R,...",
-        help="requests a second, at random times (default: inf, all at once)",
+    option(p, "--model NAME", "the model's name (default: the server's first)")
+    option(p, "--api-key KEY", "key of the server (default: ARK_API_KEY)")
+    option(
+        p,
+        "--rate R,...",
+        "requests a second, at random times (default: inf, all at once)",
+        rates,
+        [math.inf],
     )
-    p.add_argument(
-        "--requests", type=positive, default=64, metavar="N", help="number of requests at each rate"
+    option(p, "--requests N", "number of requests at each rate", positive, 64)
+    option(p, "--prompt N", "mean words of a prompt", positive, 128)
+    option(p, "--tokens N", "mean tokens of an answer", positive, 64)
+    option(p, "--seed N", "seed of lengths, words and times", int, 0)
+    flag(p, "--chat", "use /v1/chat/completions")
+    flag(p, "--ignore-eos", "no answer ends early (ark and vLLM know it)")
+    option(
+        p,
+        "--first-goal MS",
+        "goodput: most milliseconds to the first token (default: none)",
+        milliseconds,
     )
-    p.add_argument(
-        "--prompt", type=positive, default=128, metavar="N", help="mean words of a prompt"
+    option(
+        p,
+        "--token-goal MS",
+        "goodput: most milliseconds a further token, mean (default: none)",
+        milliseconds,
     )
-    p.add_argument(
-        "--tokens", type=positive, default=64, metavar="N", help="mean tokens of an answer"
-    )
-    p.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of lengths, words and times"
-    )
-    p.add_argument("--chat", action="store_true", help="use /v1/chat/completions")
-    p.add_argument(
-        "--ignore-eos", action="store_true", help="no answer ends early (ark and vLLM know it)"
-    )
-    p.add_argument(
-        "--first-goal",
-        type=milliseconds,
-        metavar="MS",
-        help="goodput: most milliseconds to the first token (default: none)",
-    )
-    p.add_argument(
-        "--token-goal",
-        type=milliseconds,
-        metavar="MS",
-        help="goodput: most milliseconds a further token, mean (default: none)",
-    )
-    p.add_argument(
-        "--svg", metavar="FILE", help="FILE for a chart of times by rate (default: none)"
-    )
+    option(p, "--svg FILE", "FILE for a chart of times by rate (default: none)")
     add_backend(p)
     add_figures(p)
     add_turn(p)

@@ -26,6 +26,7 @@ from ark.cli.parser import (
     add_directory,
     add_kv_cache,
     add_quantize,
+    option,
     positive,
 )
 from ark.cli.sampling import add_sampling, given_sampling
@@ -56,19 +57,12 @@ def register(subparsers: Subparsers) -> None:
         description="Talks with a checkpoint in the terminal.\n\n" + HELP,
     )
     add_directory(p)
-    p.add_argument("--system", metavar="TEXT", help="the system message (default: none)")
-    p.add_argument(
-        "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
-    )
+    option(p, "--system TEXT", "the system message (default: none)")
+    option(p, "--chat-template FILE", "a Jinja template (default: the checkpoint's)")
     add_sampling(p)
-    p.add_argument(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed of the sampler's random numbers (default: random)",
-    )
+    option(p, "--seed N", "seed of the sampler's random numbers (default: random)", int)
     add_memory(p, CONTEXT)
-    p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    option(p, "--chunk N", CHUNK, positive)
     add_quantize(p)
     add_kv_cache(p)
     add_backend(p)

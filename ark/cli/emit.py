@@ -12,7 +12,7 @@ from ark.backend import registry
 from ark.backend.codegen.writer import write
 from ark.backend.protocol import KernelBackend, OccupancyBackend, Target
 from ark.cli.common import memory_verdict, read_plan, write_file
-from ark.cli.parser import Subparsers, add_backend
+from ark.cli.parser import Subparsers, add_backend, flag, option
 from ark.errors import SystemError
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
@@ -25,16 +25,12 @@ def register(subparsers: Subparsers) -> None:
         "plan", nargs="+", help="the plan file; with several ranks, all of them in order"
     )
     add_backend(p, required=True)
-    p.add_argument(
-        "--arch",
-        metavar="NAME",
-        help="architecture (default: that of the plan's machine)",
-    )
-    p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the source")
-    p.add_argument(
+    option(p, "--arch NAME", "architecture (default: that of the plan's machine)")
+    option(p, "-o --output DIR", "folder for the source", required=True)
+    flag(
+        p,
         "--binary",
-        action="store_true",
-        help="compile the source too, and print its registers, spills, shared memory and occupancy",
+        "compile the source too, and print its registers, spills, shared memory and occupancy",
     )
     p.set_defaults(func=run)
 

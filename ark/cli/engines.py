@@ -17,7 +17,7 @@ from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.cli.common import device_index, errors, progress, read_file, tell_backend
 from ark.cli.common import share as rank_machine
-from ark.cli.parser import positive
+from ark.cli.parser import option, positive
 from ark.errors import InvalidUsageError
 from ark.models.build import FULL
 from ark.models.chat import DEFAULT, ChatTemplates
@@ -52,15 +52,13 @@ def chat_templates(directory: Path, tokenizer: Tokenizer, file: str | None) -> C
 
 def add_memory(parser: argparse.ArgumentParser, help_context: str) -> None:
     """Adds `--context` and `--memory-share`."""
-    parser.add_argument(
-        "--context", "--max-model-len", type=positive, metavar="N", help=help_context
-    )
-    parser.add_argument(
-        "--memory-share",
-        type=share,
-        default=MEMORY_SHARE,
-        metavar="X",
-        help="of the device's free memory, for weights, keys and values",
+    option(parser, "--context --max-model-len N", help_context, positive)
+    option(
+        parser,
+        "--memory-share X",
+        "of the device's free memory, for weights, keys and values",
+        share,
+        MEMORY_SHARE,
     )
 
 

@@ -29,6 +29,8 @@ from ark.cli.parser import (
     add_directory,
     add_kv_cache,
     add_quantize,
+    flag,
+    option,
     positive,
 )
 from ark.cli.sampling import add_sampling, given_sampling
@@ -70,55 +72,27 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         help="TEXT to continue; - reads standard input; several are decoded together",
     )
-    p.add_argument(
-        "--chat",
-        action="store_true",
-        help="the prompt is a user's message, put into the checkpoint's chat template",
-    )
-    p.add_argument(
-        "--system", metavar="TEXT", help="with --chat: a system message before it (default: none)"
-    )
+    flag(p, "--chat", "the prompt is a user's message, put into the checkpoint's chat template")
+    option(p, "--system TEXT", "with --chat: a system message before it (default: none)")
     add_sampling(p)
-    p.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the sampler's random numbers"
-    )
-    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
-    p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    option(p, "--seed N", "seed of the sampler's random numbers", int, 0)
+    option(p, "--context N", CONTEXT, positive)
+    option(p, "--chunk N", CHUNK, positive)
     add_quantize(p)
     add_kv_cache(p)
     add_backend(p)
     add_device(p, of_rank=True)
-    p.add_argument(
-        "--ranks",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="tensor parallel ranks, one device each",
-    )
-    p.add_argument(
-        "--split",
-        metavar="NAME",
-        help="share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto "
+    option(p, "--ranks N", "tensor parallel ranks, one device each", positive, 1)
+    option(
+        p,
+        "--split NAME",
+        "share the model by this plan of `ark parallelize`: megatron, sequence, expert, auto "
         "(default: as the decoder's modules say)",
     )
-    p.add_argument(
-        "--machine", metavar="NAME", help="machine model to plan for (default: the device's own)"
-    )
-    p.add_argument(
-        "--plan", metavar="FILE", help="run this plan, of one rank (default: one is made)"
-    )
-    p.add_argument(
-        "--budget",
-        type=float,
-        default=BUDGET_S,
-        metavar="S",
-        help="seconds that a wait inside the kernel may take",
-    )
-    p.add_argument(
-        "--json",
-        action="store_true",
-        help='print one line {"text": ..., "tokens": [...]} instead of streaming',
-    )
+    option(p, "--machine NAME", "machine model to plan for (default: the device's own)")
+    option(p, "--plan FILE", "run this plan, of one rank (default: one is made)")
+    option(p, "--budget S", "seconds that a wait inside the kernel may take", float, BUDGET_S)
+    flag(p, "--json", 'print one line {"text": ..., "tokens": [...]} instead of streaming')
     p.set_defaults(func=run)
 
 

@@ -17,23 +17,23 @@ from ark._version import __version__
 from ark.backend import machine_files, registry
 from ark.backend.protocol import Probe
 from ark.cli.common import output
-from ark.cli.parser import Subparsers
+from ark.cli.parser import Subparsers, flag, option
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
 
 
 def register(subparsers: Subparsers) -> None:
     p = subparsers.add_parser("info", help="show backends, devices and versions, or require some")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.add_argument(
-        "--require",
-        metavar="NAME:N",
-        help="fail unless backend NAME has N devices (default: nothing is required)",
+    flag(p, "--json", "print one JSON object")
+    option(
+        p,
+        "--require NAME:N",
+        "fail unless backend NAME has N devices (default: nothing is required)",
     )
-    p.add_argument(
-        "--machine",
-        metavar="NAME",
-        help="print that machine model as JSON, which `ark plan --machine FILE.json` takes, "
+    option(
+        p,
+        "--machine NAME",
+        "print that machine model as JSON, which `ark plan --machine FILE.json` takes, "
         "changed or as it is (default: none)",
     )
     p.set_defaults(func=run)

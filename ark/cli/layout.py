@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from ark.cli.parser import Subparsers
+from ark.cli.parser import Subparsers, flag, option
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.parallel.layout import Layout, Step, change
@@ -28,22 +28,18 @@ def register(subparsers: Subparsers) -> None:
         "replicas, no partial sums, rows cut in four. Volumes are those of ring algorithms.",
     )
     parser.set_defaults(func=_layout)
-    parser.add_argument(
-        "--shape", required=True, metavar="NxM", help="the tensor's shape, as in 64x64"
-    )
+    option(parser, "--shape NxM", "the tensor's shape, as in 64x64", required=True)
     parser.add_argument(
         "--from", required=True, dest="before", metavar="LAYOUT", help="layout that is there"
     )
     parser.add_argument(
         "--to", required=True, dest="after", metavar="LAYOUT", help="layout that is wanted"
     )
-    parser.add_argument(
-        "--topology",
-        metavar="NET",
-        help="topology of `ark topo`, for times in us (default: volumes alone)",
+    option(
+        parser, "--topology NET", "topology of `ark topo`, for times in us (default: volumes alone)"
     )
-    parser.add_argument("--dtype", default="fp32", metavar="TYPE", help="element type, for times")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    option(parser, "--dtype TYPE", "element type, for times", default="fp32")
+    flag(parser, "--json", "print one JSON object")
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ark.backend import machine_files
 from ark.cli.common import from_script, write_file
-from ark.cli.parser import Subparsers, positive
+from ark.cli.parser import Subparsers, flag, option, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.ir.graph import Graph
@@ -47,58 +47,30 @@ def register(subparsers: Subparsers) -> None:
         "source",
         help="checkpoint directory, llama-3.1-70b ..., or a Python script that builds a model",
     )
-    parser.add_argument("--mesh", required=True, metavar="NxM", help="ranks along each axis")
-    parser.add_argument(
-        "--machine", required=True, metavar="NAME", help="machine model, for example h100"
-    )
-    parser.add_argument(
-        "--plan",
+    option(parser, "--mesh NxM", "ranks along each axis", required=True)
+    option(parser, "--machine NAME", "machine model, for example h100", required=True)
+    option(
+        parser,
+        "--plan NAME,...",
+        f"one name an axis: {', '.join(NAMES)}; auto alone: the fastest of all (default)",
         default="auto",
-        metavar="NAME,...",
-        help=f"one name an axis: {', '.join(NAMES)}; auto alone: the fastest of all (default)",
     )
-    parser.add_argument(
-        "--keep-mesh", action="store_true", help="of auto: keep the mesh's axes as given"
+    flag(parser, "--keep-mesh", "of auto: keep the mesh's axes as given")
+    option(parser, "--memory BYTES", "memory of a rank, as 80G (default: the machine's)")
+    option(parser, "--batch N", "sequences of a step", positive, 64)
+    option(
+        parser,
+        "--sequence N",
+        "tokens of a sequence (default: the model's context, at most 4096)",
+        positive,
     )
-    parser.add_argument(
-        "--memory", metavar="BYTES", help="memory of a rank, as 80G (default: the machine's)"
-    )
-    parser.add_argument(
-        "--batch", type=positive, default=64, metavar="N", help="sequences of a step"
-    )
-    parser.add_argument(
-        "--sequence",
-        type=positive,
-        metavar="N",
-        help="tokens of a sequence (default: the model's context, at most 4096)",
-    )
-    parser.add_argument("--inference", action="store_true", help="without gradients and optimizer")
-    parser.add_argument(
-        "--recompute",
-        action="store_true",
-        help="keep only the inputs of layers, and compute the rest again",
-    )
-    parser.add_argument(
-        "--link-gbps",
-        type=float,
-        default=450.0,
-        metavar="N",
-        help="GB/s of a link within a host, one way",
-    )
-    parser.add_argument(
-        "--network-gbps",
-        type=float,
-        default=50.0,
-        metavar="N",
-        help="GB/s of a rank to other hosts",
-    )
-    parser.add_argument(
-        "--host-ranks", type=positive, default=8, metavar="N", help="ranks of a host"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--html", metavar="FILE", help="FILE for a page that shows the plan (default: none)"
-    )
+    flag(parser, "--inference", "without gradients and optimizer")
+    flag(parser, "--recompute", "keep only the inputs of layers, and compute the rest again")
+    option(parser, "--link-gbps N", "GB/s of a link within a host, one way", float, 450.0)
+    option(parser, "--network-gbps N", "GB/s of a rank to other hosts", float, 50.0)
+    option(parser, "--host-ranks N", "ranks of a host", positive, 8)
+    flag(parser, "--json", "print one JSON object")
+    option(parser, "--html FILE", "FILE for a page that shows the plan (default: none)")
 
 
 def parse_mesh(text: str) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ the command's name.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeAlias
 
 from ark.cli.examples import EXAMPLES, NEEDS
@@ -82,6 +83,36 @@ class Parser(argparse.ArgumentParser):
         from ark.cli.common import visible
 
         super().error(visible(message))
+
+
+def option(
+    parser: argparse._ActionsContainer,
+    names: str,
+    help: str,
+    type: Callable[[str], Any] | None = None,
+    default: Any = None,
+    *,
+    choices: Iterable[str] | None = None,
+    required: bool = False,
+    several: bool = False,
+) -> None:
+    """Adds an option with a value. names: the option's names and the name of its value in the help,
+    separated by blanks, such as "-o --out FILE"; without the value's name if there are `choices`.
+    several: True if the option may be given several times, for a list of values.
+    """
+    words = names.split(" ")
+    value = {} if words[-1].startswith("-") else {"metavar": words.pop()}
+    kind: dict[str, Any] = {"type": type, "default": default, "required": required}
+    if several:
+        kind |= {"action": "append", "default": []}
+    if choices is not None:
+        kind["choices"] = choices
+    parser.add_argument(*words, help=help, **kind, **value)
+
+
+def flag(parser: argparse._ActionsContainer, name: str, help: str) -> None:
+    """Adds an option without a value."""
+    parser.add_argument(name, action="store_true", help=help)
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:

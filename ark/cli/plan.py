@@ -18,7 +18,16 @@ from ark.cli.common import (
     read_plan,
     write_file,
 )
-from ark.cli.parser import CHUNK, CONTEXT, Subparsers, add_kv_cache, add_quantize, positive
+from ark.cli.parser import (
+    CHUNK,
+    CONTEXT,
+    Subparsers,
+    add_kv_cache,
+    add_quantize,
+    flag,
+    option,
+    positive,
+)
 from ark.cli.pass_pages import PassPages
 from ark.cli.plan_variants import variant_table
 from ark.errors import InvalidUsageError
@@ -45,42 +54,36 @@ def register(subparsers: Subparsers) -> None:
         "built-in shape, for a machine model; or reads a plan file. The plan is verified.",
     )
     p.add_argument("source", help="checkpoint directory, script.py, plan.json, or llama-3.2-1b ...")
-    p.add_argument(
-        "--machine",
-        metavar="NAME",
-        help="machine model, for example h100, mi300x or cpu-2, or a file with one, as "
+    option(
+        p,
+        "--machine NAME",
+        "machine model, for example h100, mi300x or cpu-2, or a file with one, as "
         "`ark info --machine h100` prints it (required, but for a plan.json)",
     )
-    p.add_argument(
-        "--ranks", type=positive, default=1, metavar="N", help="tensor parallel ranks to plan for"
-    )
-    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
-    p.add_argument("--chunk", type=int, metavar="N", help=f"{CHUNK}; 0: no prompts")
+    option(p, "--ranks N", "tensor parallel ranks to plan for", positive, 1)
+    option(p, "--context N", CONTEXT, positive)
+    option(p, "--chunk N", f"{CHUNK}; 0: no prompts", int)
     add_quantize(p)
     add_kv_cache(p)
-    p.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="FILE for the plan as JSON, of several ranks FILE.0.json and so on (default: "
+    option(
+        p,
+        "-o --output FILE",
+        "FILE for the plan as JSON, of several ranks FILE.0.json and so on (default: "
         "a summary is printed)",
     )
-    p.add_argument(
-        "--passes",
-        metavar="DIR",
-        help="folder for the graph after each pass that changed it, and a page (default: none)",
+    option(
+        p,
+        "--passes DIR",
+        "folder for the graph after each pass that changed it, and a page (default: none)",
     )
-    p.add_argument(
+    flag(
+        p,
         "--variants",
-        action="store_true",
-        help="predict each phase under every kernel variant of the machine, too; plans again for "
-        "each",
+        "predict each phase under every kernel variant of the machine, too; plans again for each",
     )
-    p.add_argument("--ops", action="store_true", help="show every op, not a summary")
-    p.add_argument("--tasks", action="store_true", help="show every op and every task")
-    p.add_argument(
-        "--json", action="store_true", help="print the plan as JSON; of several ranks a list"
-    )
+    flag(p, "--ops", "show every op, not a summary")
+    flag(p, "--tasks", "show every op and every task")
+    flag(p, "--json", "print the plan as JSON; of several ranks a list")
     p.set_defaults(func=run)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 import ark
 from ark.cli.common import write_file
-from ark.cli.parser import Subparsers, add_backend
+from ark.cli.parser import Subparsers, add_backend, option
 from ark.errors import InvalidUsageError
 from ark.interop import from_onnx
 
@@ -21,27 +21,19 @@ def register(subparsers: Subparsers) -> None:
         description="Runs an ONNX model once, in one kernel launch.",
     )
     p.add_argument("model", metavar="MODEL.onnx", help="opset 13 to 25; weights may lie beside it")
-    p.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="[NAME=]FILE.npy",
-        help="an input, by name or in the model's order (default: none)",
+    option(
+        p,
+        "--input [NAME=]FILE.npy",
+        "an input, by name or in the model's order (default: none)",
+        several=True,
     )
-    p.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="[NAME=]FILE.npy",
-        help="where an output goes, by name or in the model's order; default: shapes are shown",
+    option(
+        p,
+        "--output [NAME=]FILE.npy",
+        "where an output goes, by name or in the model's order; default: shapes are shown",
+        several=True,
     )
-    p.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help="size of a symbolic dimension (default: none)",
-    )
+    option(p, "--dim NAME=N", "size of a symbolic dimension (default: none)", several=True)
     add_backend(p)
     p.set_defaults(func=run)
 

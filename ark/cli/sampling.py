@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ark.cli.parser import positive
+from ark.cli.parser import option, positive
 from ark.models.sampling import SamplingParams
 
 OPTIONS = (
@@ -34,11 +34,11 @@ NUMBERS = (
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
     """Adds the sampling options. They take precedence over the values of generation_config.json."""
-    parser.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens to make, at most (default: generation_config.json's, else 128)",
+    option(
+        parser,
+        "--max-new-tokens N",
+        "tokens to make, at most (default: generation_config.json's, else 128)",
+        positive,
     )
     for name, metavar, meaning in NUMBERS:
         kind = int if name == "--top-k" else float

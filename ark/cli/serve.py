@@ -31,6 +31,7 @@ from ark.cli.parser import (
     add_directory,
     add_kv_cache,
     add_quantize,
+    option,
     positive,
 )
 from ark.errors import GpuError, InvalidUsageError, SystemError, UnsupportedError
@@ -68,109 +69,73 @@ def register(subparsers: Subparsers) -> None:
         default="127.0.0.1",
         help="address to listen on (127.0.0.1: this machine alone; 0.0.0.0: all)",
     )
-    p.add_argument("--port", type=port, default=8000, metavar="N", help="TCP port; 0: any free one")
-    p.add_argument(
-        "--served-model-name",
-        metavar="NAME",
-        help="the model's name in requests (default: the directory's)",
+    option(p, "--port N", "TCP port; 0: any free one", port, 8000)
+    option(p, "--served-model-name NAME", "the model's name in requests (default: the directory's)")
+    option(
+        p,
+        "--api-key KEY",
+        "requests must have this key, or one of several (default: ARK_API_KEY's, or none)",
+        several=True,
     )
-    p.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="requests must have this key, or one of several (default: ARK_API_KEY's, or none)",
+    option(
+        p,
+        "--cors-origin ORIGIN",
+        "pages of this origin may use the server from a browser; * is all (default: none)",
+        several=True,
     )
-    p.add_argument(
-        "--cors-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="pages of this origin may use the server from a browser; * is all (default: none)",
-    )
-    p.add_argument(
+    option(
+        p,
         "--task",
-        choices=("generate", "embed"),
+        "make text, or give embeddings by /v1/embeddings (default: generate)",
         default="generate",
-        help="make text, or give embeddings by /v1/embeddings (default: generate)",
+        choices=("generate", "embed"),
     )
-    p.add_argument(
-        "--slots", type=positive, default=8, metavar="N", help="requests that run at once"
-    )
-    p.add_argument(
-        "--ranks",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="ranks that share the model (tensor parallel), one device each",
+    option(p, "--slots N", "requests that run at once", positive, 8)
+    option(
+        p, "--ranks N", "ranks that share the model (tensor parallel), one device each", positive, 1
     )
     add_memory(
         p, "positions of a request, its answer included (default: the model's, at most 4096)"
     )
-    p.add_argument("--chunk", type=positive, metavar="N", help=CHUNK)
+    option(p, "--chunk N", CHUNK, positive)
     add_quantize(p)
     add_kv_cache(p)
-    p.add_argument(
-        "--pages",
-        type=positive,
-        metavar="N",
-        help="pages of keys and values (default: for all slots, or what fits)",
+    option(
+        p, "--pages N", "pages of keys and values (default: for all slots, or what fits)", positive
     )
-    p.add_argument(
-        "--draft",
-        metavar="DIR",
-        help="a smaller model of the same tokens that guesses next ones, for free slots to verify "
+    option(
+        p,
+        "--draft DIR",
+        "a smaller model of the same tokens that guesses next ones, for free slots to verify "
         "(default: none)",
     )
-    p.add_argument(
-        "--draft-tokens",
-        type=positive,
-        metavar="N",
-        help=f"tokens of a guess (default: {DRAFT_TOKENS} with --draft; without it, those that "
+    option(
+        p,
+        "--draft-tokens N",
+        f"tokens of a guess (default: {DRAFT_TOKENS} with --draft; without it, those that "
         "followed where a text repeats itself)",
+        positive,
     )
-    p.add_argument(
-        "--lora",
-        type=named_directory,
-        action="append",
-        default=[],
-        metavar="NAME=DIR",
-        help="an adapter as PEFT saves it, which requests choose by the model's name; may be given "
+    option(
+        p,
+        "--lora NAME=DIR",
+        "an adapter as PEFT saves it, which requests choose by the model's name; may be given "
         "several times (default: none)",
+        named_directory,
+        several=True,
     )
-    p.add_argument(
-        "--chat-template", metavar="FILE", help="a Jinja template (default: the checkpoint's)"
-    )
-    p.add_argument(
+    option(p, "--chat-template FILE", "a Jinja template (default: the checkpoint's)")
+    option(
+        p,
         "--tool-call-parser",
-        choices=("auto", *FORMATS),
+        "how the model writes calls of tools (default: as its chat template shows)",
         default="auto",
-        help="how the model writes calls of tools (default: as its chat template shows)",
+        choices=("auto", *FORMATS),
     )
-    p.add_argument(
-        "--queue", type=positive, default=256, metavar="N", help="requests that wait at most"
-    )
-    p.add_argument(
-        "--body-limit",
-        type=positive,
-        default=16,
-        metavar="MIB",
-        help="largest body of a request, in MiB",
-    )
-    p.add_argument(
-        "--timeout",
-        type=seconds,
-        default=600.0,
-        metavar="S",
-        help="seconds that a request may take, its wait included",
-    )
-    p.add_argument(
-        "--drain",
-        type=seconds,
-        default=30.0,
-        metavar="S",
-        help="seconds that answers may go on after SIGTERM",
-    )
+    option(p, "--queue N", "requests that wait at most", positive, 256)
+    option(p, "--body-limit MIB", "largest body of a request, in MiB", positive, 16)
+    option(p, "--timeout S", "seconds that a request may take, its wait included", seconds, 600.0)
+    option(p, "--drain S", "seconds that answers may go on after SIGTERM", seconds, 30.0)
     add_backend(p)
     add_device(p, of_rank=True)
     p.set_defaults(func=run)

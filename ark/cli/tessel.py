@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from ark.cli.common import read_file, visible
-from ark.cli.parser import Subparsers, positive
+from ark.cli.parser import Subparsers, flag, option, positive
 from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
 
 MAX_TIMELINE_COLUMNS = 160  # the most columns of a drawn timeline
@@ -28,30 +28,14 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.set_defaults(func=_tessel)
     parser.add_argument("placement", metavar="PLACEMENT", help="file or shape, as above")
-    parser.add_argument(
-        "--memory",
-        type=int,
-        required=True,
-        metavar="M",
-        help="memory of each device, in the blocks' units",
-    )
-    parser.add_argument(
-        "--micro-batches", type=positive, default=8, metavar="N", help="micro-batches to schedule"
-    )
-    parser.add_argument(
-        "--devices", type=positive, default=4, metavar="N", help="devices of a shape"
-    )
-    parser.add_argument(
-        "--forward", type=positive, default=1, metavar="T", help="span of a shape's forward block"
-    )
-    parser.add_argument(
-        "--backward", type=positive, default=3, metavar="T", help="span of a shape's backward block"
-    )
-    parser.add_argument("--inference", action="store_true", help="forward blocks of a shape alone")
-    parser.add_argument(
-        "--time-limit", type=float, default=60.0, metavar="S", help="seconds of search"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    option(parser, "--memory M", "memory of each device, in the blocks' units", int, required=True)
+    option(parser, "--micro-batches N", "micro-batches to schedule", positive, 8)
+    option(parser, "--devices N", "devices of a shape", positive, 4)
+    option(parser, "--forward T", "span of a shape's forward block", positive, 1)
+    option(parser, "--backward T", "span of a shape's backward block", positive, 3)
+    flag(parser, "--inference", "forward blocks of a shape alone")
+    option(parser, "--time-limit S", "seconds of search", float, 60.0)
+    flag(parser, "--json", "print one JSON object")
 
 
 def _tessel(args: argparse.Namespace) -> int:

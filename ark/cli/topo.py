@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ark.cli import topo_arguments, topo_measure
 from ark.cli.common import output, write_file
-from ark.cli.parser import Subparsers
+from ark.cli.parser import Subparsers, flag
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective.bounds import least_us
 from ark.collective.forestcoll import Optimum, optimal
@@ -61,7 +61,7 @@ def register(subparsers: Subparsers) -> None:
     topo_measure.add_arguments(command)
     command = commands.add_parser("detect", help="nodes and links of this machine: `show detect`")
     command.set_defaults(func=_show, topology="detect", group=None)
-    command.add_argument("--json", action="store_true", help="print the topology as JSON")
+    flag(command, "--json", "print the topology as JSON")
     for name, function, summary in (
         ("show", _show, "nodes and links"),
         ("optimal", _optimal, "the optimum 1/x* with the cut that proves it"),

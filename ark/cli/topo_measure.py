@@ -11,7 +11,7 @@ import sys
 from ark.backend import registry
 from ark.cli.common import to_be_started, write_file
 from ark.cli.measure.comm_links import measure_pairs
-from ark.cli.parser import add_backend, add_repeats, positive
+from ark.cli.parser import add_backend, add_repeats, option, positive
 from ark.collective.simulate import Routes
 from ark.collective.topology import Topology, full_mesh, load, to_json
 from ark.collective.topology.measured import Pair, measured
@@ -29,12 +29,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         nargs="?",
         help="the wiring (default: a link between every two ranks)",
     )
-    command.add_argument(
-        "--ranks", type=positive, metavar="N", help="ranks to start (default: the topology's, or 2)"
-    )
-    command.add_argument(
-        "--out", metavar="FILE", help="FILE for the topology, as JSON (default: none)"
-    )
+    option(command, "--ranks N", "ranks to start (default: the topology's, or 2)", positive)
+    option(command, "--out FILE", "FILE for the topology, as JSON (default: none)")
     add_repeats(command, 3)
     add_backend(command)
 

@@ -10,7 +10,15 @@ from typing import Any
 
 from ark.backend import registry
 from ark.cli.common import write_file
-from ark.cli.parser import CONTEXT, Subparsers, add_backend, add_device, add_quantize, positive
+from ark.cli.parser import (
+    CONTEXT,
+    Subparsers,
+    add_backend,
+    add_device,
+    add_quantize,
+    option,
+    positive,
+)
 from ark.models.checkpoint import Checkpoint
 from ark.models.generate import Generator
 from ark.models.tokenizer import Tokenizer
@@ -27,14 +35,10 @@ def register(subparsers: Subparsers) -> None:
         "the plan's prediction, for chrome://tracing or ui.perfetto.dev.",
     )
     p.add_argument("directory", help="a checkpoint directory")
-    p.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help="FILE for the trace, as JSON"
-    )
-    p.add_argument("--prompt", default="The", metavar="TEXT", help="text to continue")
-    p.add_argument(
-        "--max-new-tokens", type=positive, default=4, metavar="N", help="tokens to make, at most"
-    )
-    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
+    option(p, "-o --output FILE", "FILE for the trace, as JSON", required=True)
+    option(p, "--prompt TEXT", "text to continue", default="The")
+    option(p, "--max-new-tokens N", "tokens to make, at most", positive, 4)
+    option(p, "--context N", CONTEXT, positive)
     add_quantize(p)
     add_backend(p)
     add_device(p)

@@ -16,7 +16,7 @@ from ark.cli.common import output
 from ark.cli.measure.cases import cases
 from ark.cli.measure.ops import planned
 from ark.cli.measure.tune import Product, products, tune
-from ark.cli.parser import DIM, Subparsers, add_backend, add_device, positive
+from ark.cli.parser import DIM, Subparsers, add_backend, add_device, flag, option, positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError, UnsupportedError
@@ -43,18 +43,12 @@ def register(subparsers: Subparsers) -> None:
         help="a model (FILE.onnx), a plan (FILE.json, of `ark plan`) or cases of `ark bench ops`, "
         "with * and ?",
     )
-    p.add_argument("--dim", action="append", default=[], metavar="NAME=N", help=DIM)
-    p.add_argument(
-        "--repeats",
-        type=positive,
-        default=5,
-        metavar="N",
-        help="launches of each cut, of which the median counts",
-    )
+    option(p, "--dim NAME=N", DIM, several=True)
+    option(p, "--repeats N", "launches of each cut, of which the median counts", positive, 5)
     add_backend(p)
     add_device(p)
-    p.add_argument("--show", action="store_true", help="print what was kept for the device")
-    p.add_argument("--forget", action="store_true", help="remove what was kept for the device")
+    flag(p, "--show", "print what was kept for the device")
+    flag(p, "--forget", "remove what was kept for the device")
     tune_comm.arguments(p)
     p.set_defaults(func=run)
 

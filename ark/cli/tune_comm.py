@@ -14,7 +14,7 @@ from ark.cli.bench_comm import sizes
 from ark.cli.common import device_index, output, to_be_started
 from ark.cli.measure.comm import COLLECTIVES
 from ark.cli.measure.tune_comm import Tell, tune
-from ark.cli.parser import positive
+from ark.cli.parser import flag, option, positive
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import fp32
 from ark.runtime import tuned_collectives as tuned
@@ -24,21 +24,15 @@ from ark.runtime.rank_info import rank_from_environment
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument(
+    flag(
+        p,
         "--collectives",
-        action="store_true",
-        help="measure collectives instead: SOURCES are some of "
+        "measure collectives instead: SOURCES are some of "
         f"{', '.join(COLLECTIVES)}, by default all; ranks take what was fastest from then on",
     )
-    p.add_argument(
-        "--ranks", type=positive, default=1, metavar="N", help="ranks to start, with --collectives"
-    )
-    p.add_argument(
-        "--sizes", default="1K:16M", metavar="FROM:TO", help="bytes of messages, with K, M or G"
-    )
-    p.add_argument(
-        "--factor", type=positive, default=4, metavar="N", help="ratio of a size to the one before"
-    )
+    option(p, "--ranks N", "ranks to start, with --collectives", positive, 1)
+    option(p, "--sizes FROM:TO", "bytes of messages, with K, M or G", default="1K:16M")
+    option(p, "--factor N", "ratio of a size to the one before", positive, 4)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from ark.backend import registry
 from ark.cli.doctor import first_hour
 from ark.cli.doctor.bench import Bench
 from ark.cli.doctor.checks import Finding, examine
-from ark.cli.parser import Subparsers, add_backend, add_device
+from ark.cli.parser import Subparsers, add_backend, add_device, flag, option
 from ark.errors import InvalidUsageError
 
 
@@ -31,23 +31,20 @@ def register(subparsers: Subparsers) -> None:
     parser.set_defaults(func=run)
     add_backend(parser)
     add_device(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
+    flag(parser, "--json", "print one JSON object")
+    flag(
+        parser,
         "--first-hour",
-        action="store_true",
-        help="run the first steps on a new kind of device instead: these checks, decoding beside "
+        "run the first steps on a new kind of device instead: these checks, decoding beside "
         "the CPU, a figure; ends with a verdict, an archive to send and the next step",
     )
-    parser.add_argument(
-        "--bundle",
-        metavar="FILE",
-        help="the archive of --first-hour (default: ark-first-hour-NAME.zip)",
+    option(
+        parser, "--bundle FILE", "the archive of --first-hour (default: ark-first-hour-NAME.zip)"
     )
-    parser.add_argument(
-        "--model",
-        metavar="DIR",
-        help="the checkpoint that --first-hour decodes with (default: examples/noah, if it is "
-        "here)",
+    option(
+        parser,
+        "--model DIR",
+        "the checkpoint that --first-hour decodes with (default: examples/noah, if it is here)",
     )
 
 

@@ -10,7 +10,7 @@ from ark.backend import machine_files, registry
 from ark.backend.protocol import Backend, SourceBackend
 from ark.cli.common import memory_verdict, read_plan
 from ark.cli.export.write import exporting, files, identifier, save
-from ark.cli.parser import CONTEXT, Subparsers, add_backend, add_quantize, positive
+from ark.cli.parser import CONTEXT, Subparsers, add_backend, add_quantize, option, positive
 from ark.cli.run import dimensions
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
@@ -33,33 +33,30 @@ def register(subparsers: Subparsers) -> None:
         "source", help="checkpoint directory, model.onnx, or plan.json (without weights)"
     )
     add_backend(p, required=True)
-    p.add_argument(
-        "--arch",
-        default="native",
-        metavar="NAME",
-        help="what the loop kernel is compiled for: the C++ compiler's -march (default: native), "
+    option(
+        p,
+        "--arch NAME",
+        "what the loop kernel is compiled for: the C++ compiler's -march (default: native), "
         "or a device's architecture",
+        default="native",
     )
-    p.add_argument(
-        "--machine", metavar="NAME", help="machine model to plan for (default: this machine's)"
-    )
-    p.add_argument("--context", type=positive, metavar="N", help=CONTEXT)
-    p.add_argument(
-        "--chunk",
-        type=positive,
-        metavar="N",
-        help=f"prompt tokens of an iteration (default: at most {DEFAULT_CHUNK_TOKENS})",
+    option(p, "--machine NAME", "machine model to plan for (default: this machine's)")
+    option(p, "--context N", CONTEXT, positive)
+    option(
+        p,
+        "--chunk N",
+        f"prompt tokens of an iteration (default: at most {DEFAULT_CHUNK_TOKENS})",
+        positive,
     )
     add_quantize(p)
-    p.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        metavar="NAME=N",
-        help="size of a symbolic dimension of model.onnx (default: none)",
+    option(
+        p,
+        "--dim NAME=N",
+        "size of a symbolic dimension of model.onnx (default: none)",
+        several=True,
     )
-    p.add_argument("--name", metavar="NAME", help="the model's name in C (default: the source's)")
-    p.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for the library")
+    option(p, "--name NAME", "the model's name in C (default: the source's)")
+    option(p, "-o --output DIR", "folder for the library", required=True)
     p.set_defaults(func=run)
 
 
