@@ -38,17 +38,27 @@ def run(folder: Path, modules: Mapping[str, str], program: str) -> str:
     """
     paths = {}
     for name, text in modules.items():
-        path = folder / f"{name}.py"
+        file, folders = _place(name)
+        path = folder / name / file.name
+        path.parent.mkdir()
         path.write_text(text)
-        package = ROOT / name.replace(".", "/")
-        file, folders = package.with_suffix(".py"), None
-        if package.is_dir():
-            file, folders = package / "__init__.py", [str(package)]
         paths[name] = (str(path), str(file), folders)
+        if not file.is_file():  # a package that looks for its modules finds the new one too
+            package = name.rpartition(".")[0]
+            beside, known = _place(package)
+            paths.setdefault(package, (str(beside), str(beside), known))[2].append(str(path.parent))
     command = [sys.executable, "-c", f"EDITED = {paths!r}\n{FINDER}\n{program}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def _place(name: str) -> tuple[Path, list[str] | None]:
+    """A module's file in the tree and, if it is a package, the folders of its modules."""
+    package = ROOT / name.replace(".", "/")
+    if package.is_dir():
+        return package / "__init__.py", [str(package)]
+    return package.with_suffix(".py"), None
 
 
 def before(file: str, anchor: str, text: str) -> str:

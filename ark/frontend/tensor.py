@@ -391,14 +391,7 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
     return address, data
 
 
-def _cpp_tensor(
-    shape: Sequence[int],
-    dtype: DataType = fp32,
-    strides: Sequence[int] = (),
-    offsets: Sequence[int] = (),
-    padded_shape: Sequence[int] = (),
-    rank: int = -1,
-    name: str = "",
-) -> Tensor:
+def _cpp_tensor(*given: Any, **named: Any) -> Tensor:
     """ARK's internal function to create a tensor, as its tests call it."""
-    return _called("tensor", shape, dtype, strides, offsets, padded_shape, rank, name)
+    made: Tensor = provided["tensor"](*given, **named)
+    return made

@@ -58,18 +58,15 @@ def test_the_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
     shown, kind = pages.python_blocks(PAGE)
     begin, entry = shown.split("        ...\n")
     name, _, text = kind.partition("\n")
-    engines, listed = "ark/lower/engines.py", "ark/tasks/__init__.py"
+    engines = "ark/lower/engines.py"
     assert begin in (edited.ROOT / engines).read_text()
     modules = {
         "ark.lower.engines": edited.before(
             engines, "        # switch: the switch between devices computes sums.", entry
         ),
         "ark.tasks.memcpy": text,
-        "ark.tasks": edited.before(listed, "    paged,\n", "    memcpy,\n").replace(
-            '    "paged",\n', '    "memcpy",\n    "paged",\n'
-        ),
     }
     assert edited.run(tmp_path, modules, PROGRAM) == "followed\n"
     first = (pages.DOCS / PAGE).read_text().split("\n\n")[1].replace("\n", " ")
-    files = ", ".join(f"`{file}`" for file in (engines, name.removeprefix("# "), listed))
-    assert f"3 files: {files}." in first
+    files = ", ".join(f"`{file}`" for file in (engines, name.removeprefix("# ")))
+    assert f"2 files: {files}." in first
