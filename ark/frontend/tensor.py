@@ -21,7 +21,7 @@ from ark.frontend.indices import index_range
 from ark.frontend.model import Model
 from ark.frontend.streams import StreamLike, wait_for_stream
 from ark.ir import values as ir
-from ark.ir.dtype import DataType, fp32
+from ark.ir.dtype import DataType
 from ark.ir.late import LateTable
 from ark.ir.packed import alike, cast
 
