@@ -60,11 +60,18 @@ class TaskKind(ABC):
         to shared memory ahead of the tasks.
     claimable: True if processors may claim an op's tiles at run time by an atomic counter
         (ark.tasks.claimed).
+    headers: the device code that all functions of the kind need, in order. The source writer emits
+        each text once per kernel. common_headers: those that only `source` needs, not the vendors'
+        own functions, emitted after the headers. claiming_headers: those of the function of
+        `claiming_source`, included after claimed.h.
     """
 
     name: str
     streams = False
     claimable = False
+    headers: tuple[str, ...] = ()
+    common_headers: tuple[str, ...] = ()
+    claiming_headers: tuple[str, ...] = ()
     params: type[Params] = Params
     packet_types: tuple[str, ...] = ("fp32",)
 
@@ -179,22 +186,6 @@ class TaskKind(ABC):
         claiming.
         """
         return ""
-
-    def claiming_headers(self) -> tuple[str, ...]:
-        """The headers that the function of `claiming_source` needs, included after claimed.h."""
-        return ()
-
-    def headers(self) -> tuple[str, ...]:
-        """The device code that all functions of this kind need, in order. The source writer emits
-        each text once per kernel.
-        """
-        return ()
-
-    def common_headers(self) -> tuple[str, ...]:
-        """The device code that only `source` needs, not the vendors' own functions, emitted after
-        the headers.
-        """
-        return ()
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         """The device code that only the function of this signature needs, emitted after the

@@ -99,6 +99,7 @@ def _check_state(sig: Signature, tiles: int) -> int:
 class AdjustLogits(TaskKind):
     name = "adjust_logits"
     params = AdjustParams
+    headers = _HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -133,9 +134,6 @@ class AdjustLogits(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 16.0 * sig.operands[0].shape[1] / sig.read(AdjustParams).tiles
 
-    def headers(self) -> tuple[str, ...]:
-        return _HEADERS
-
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]
         constants = (sig.operands[0].shape[1], sig.read(AdjustParams).tiles, context, stops)
@@ -146,6 +144,7 @@ class AdjustLogits(TaskKind):
 class SampleAdjusted(TaskKind):
     name = "sample_adjusted"
     params = SampleAdjustedParams
+    headers = _HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -174,9 +173,6 @@ class SampleAdjusted(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 8.0 * sig.read(SampleAdjustedParams).tiles
-
-    def headers(self) -> tuple[str, ...]:
-        return _HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         context, stops = sig.operands[4].shape[0], sig.operands[5].shape[0]

@@ -37,6 +37,7 @@ class AdvanceParams(Params, frozen=True):
 class Advance(TaskKind):
     name = "advance"
     params = AdvanceParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -51,9 +52,6 @@ class Advance(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         read = [whole(i, operand) for i, operand in enumerate(sig.operands)]
         return [*read, whole(1, sig.operands[1], write=True)]
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         operands = (text.given(sig, 0), text.given(sig, 1, const=False))

@@ -29,6 +29,7 @@ class ArgMaxParams(Params, frozen=True):
 class ArgMax(TaskKind):
     name = "argmax"
     params = ArgMaxParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -49,9 +50,6 @@ class ArgMax(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         shape = sig.operands[0].shape

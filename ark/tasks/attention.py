@@ -84,6 +84,7 @@ class Attention(SplitAttention):
     streams = True
     params = AttentionParams
     packet_types = ("fp32", "fp16", "bf16")
+    headers = text.headers("attention.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -189,9 +190,6 @@ class Attention(SplitAttention):
         p = sig.read(AttentionParams)
         return in_place_bytes(p.group, p.head_dim)
 
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("attention.h"),)
-
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return cache_texts(sig, 1)
 
@@ -235,6 +233,7 @@ class AttentionMerge(TaskKind):
     name = "attention_merge"
     params = AttentionMergeParams
     packet_types = ("fp32", "fp16", "bf16")
+    headers = text.headers("attention.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -273,9 +272,6 @@ class AttentionMerge(TaskKind):
         params = sig.read(AttentionMergeParams)
         parts = params.group * params.splits
         return 4 * parts * (params.head_dim + 2)
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("attention.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(AttentionMergeParams)

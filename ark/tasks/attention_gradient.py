@@ -57,6 +57,7 @@ class AttentionGradientParams(Params, frozen=True):
 class AttentionGradient(TaskKind):
     name = "attention_gradient"
     params = AttentionGradientParams
+    headers = text.headers("pages.h", "attention_tiles.h", "attention_gradient.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -132,13 +133,6 @@ class AttentionGradient(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _scratch(sig, *_cut(sig, machine), machine.cooperative)
-
-    def headers(self) -> tuple[str, ...]:
-        return (
-            text.header("pages.h"),
-            text.header("attention_tiles.h"),
-            text.header("attention_gradient.h"),
-        )
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         keys = str(bool(sig.read(AttentionGradientParams).keys)).lower()

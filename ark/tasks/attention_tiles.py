@@ -85,6 +85,7 @@ class AttentionTilesParams(Params, frozen=True):
 class AttentionTiles(TaskKind):
     name = "attention_tiles"
     params = AttentionTilesParams
+    headers = text.headers("pages.h", "attention_tiles.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -205,9 +206,6 @@ class AttentionTiles(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _scratch(sig, machine, *_cut(sig, machine))
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("pages.h"), text.header("attention_tiles.h"))
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return cache_texts(sig, 1)

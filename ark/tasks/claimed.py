@@ -118,8 +118,8 @@ class Claimed(TaskKind):
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         kind, inner = tiles_of(sig)
-        claims = (text.header("claimed.h"), *kind.claiming_headers())
-        return (*kind.headers(), *kind.texts(inner), *claims)
+        claims = (text.header("claimed.h"), *kind.claiming_headers)
+        return (*kind.headers, *kind.texts(inner), *claims)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         kind, inner = tiles_of(sig)

@@ -84,6 +84,7 @@ class Combine(TaskKind):
     name = "combine"
     params = CombineParams
     packet_types = ("fp32", RECEIVE)
+    headers = text.headers("combine.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -173,9 +174,6 @@ class Combine(TaskKind):
                 lo, hi = begin * size // ACCESS_BYTES * PACKETS_PER_ACCESS, words(end * size)
             accesses.append(Access(index, (lo,), (hi,), write=index >= shares(sig)))
         return accesses
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("combine.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(CombineParams)

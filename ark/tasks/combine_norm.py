@@ -53,6 +53,7 @@ class CombineNorm(TaskKind):
     name = "combine_norm"
     params = CombineNormParams
     packet_types = (RECEIVE,)
+    headers = text.headers("combine.h", "folds.h", "row_norm.h", "combine_norm.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -133,10 +134,6 @@ class CombineNorm(TaskKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return WARP_SUM_BYTES * machine.warps
-
-    def headers(self) -> tuple[str, ...]:
-        names = ("combine.h", "folds.h", "row_norm.h", "combine_norm.h")
-        return tuple(text.header(name) for name in names)
 
     def _held(self, sig: Signature, machine: Machine) -> int:
         """The number of 16-byte pieces of a row that a thread keeps in registers; 0 if they are too

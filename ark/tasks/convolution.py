@@ -45,6 +45,7 @@ class ConvolutionParams(Params, frozen=True):
 class Convolution(TaskKind):
     name = "convolution"
     params = ConvolutionParams
+    headers = text.headers("convolution.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -99,9 +100,6 @@ class Convolution(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         elements = math.prod(sig.read(ConvolutionParams).tile)
         return 2.0 * elements * sig.operands[0].shape[3], super().cost(sig, coord)[1]
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("convolution.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p, source, out = sig.read(ConvolutionParams), sig.operands[1], sig.operands[2].shape

@@ -57,6 +57,7 @@ def sizes_of(sig: Signature, form: Form) -> dict[str, int]:
 class Custom(TaskKind):
     name = CUSTOM
     params = CustomParams
+    headers = text.headers("custom.h")
 
     def check(self, sig: Signature) -> None:
         read_params(self.name, self.params, sig.params)
@@ -112,9 +113,6 @@ class Custom(TaskKind):
         return fixed + sum(
             n * sig.read(CustomParams).tile.get(a, sizes[a]) for a, n in each.items()
         )
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("custom.h"),)
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         form = form_of(sig)

@@ -52,6 +52,7 @@ class DepthwiseParams(ConvolutionParams, frozen=True):
 class Depthwise(ChannelsLastKind):
     name = "depthwise"
     params = DepthwiseParams
+    headers = text.headers("box.h", "convolution.h", "channels_last.h", "depthwise.h")
 
     def check_shapes(self, sig: Signature, p: ConvolutionParams) -> None:
         source = sig.operands[1].shape
@@ -76,9 +77,6 @@ class Depthwise(ChannelsLastKind):
         if p.patch is None or _pack(sig) == 1:
             return 0
         return depthwise_form.shared_bytes(p, p.tile, p.patch, sig.operands[1].itemsize)
-
-    def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("box.h", "convolution.h", "channels_last.h", "depthwise.h")))
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         patch = sig.read(DepthwiseParams).patch

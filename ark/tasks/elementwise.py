@@ -77,6 +77,7 @@ class Elementwise(TaskKind):
     name = "elementwise"
     claimable = True
     params = ElementwiseParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -107,9 +108,6 @@ class Elementwise(TaskKind):
         out = len(sig.operands) - 1
         lo, hi = tile_box(sig.operands[out].shape, coord, sig.read(ElementwiseParams).tile)
         return [broadcast_access(sig, i, lo, hi, i == out) for i in range(out + 1)]
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
 
     def apart(self, sig: Signature, machine: Machine) -> int:
         params = sig.read(ElementwiseParams)

@@ -85,6 +85,7 @@ def takes_softmax(n: int, k: int, machine: Machine) -> bool:
 class TopK(TaskKind):
     name = "topk"
     params = TopKParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -144,9 +145,6 @@ class TopK(TaskKind):
         room = machine.task_bytes // 2
         return (max(all_of, run), run) if KEY_BYTES * max(all_of, run) <= room else (0, 0)
 
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
-
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         no_packets(name, sig, machine)
         limit, n = sig.operands[0].shape
@@ -169,6 +167,7 @@ class ExpertLinear(TaskKind):
     params = ExpertLinearParams
 
     packet_types = ("fp32",)
+    headers = (*HEADERS, ROWS_HEADER, text.header("expert_rows.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -236,9 +235,6 @@ class ExpertLinear(TaskKind):
 
     def wide(self, sig: Signature) -> frozenset[int]:
         return frozenset(weight_operands(sig) if _quantised(sig) else ())
-
-    def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, ROWS_HEADER, text.header("expert_rows.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         if _quantised(sig):

@@ -66,6 +66,7 @@ class Fusion(TaskKind):
     name = "fusion"
     claimable = True
     params = FusionParams
+    headers = (*HEADERS, text.header("fusion.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -157,9 +158,6 @@ class Fusion(TaskKind):
 
     def to_claim(self, sig: Signature, machine: Machine) -> Mapping[str, Any]:
         return claim_tile(sig)
-
-    def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("fusion.h"))
 
     def apart(self, sig: Signature, machine: Machine) -> int:
         if not machine.cooperative:

@@ -46,6 +46,7 @@ MAX_LOADS = 12  # vectors of the image that a thread loads for one row of its wi
 class GroupedConvolution(ChannelsLastKind):
     name = "grouped_convolution"
     params = GroupedParams
+    headers = text.headers("box.h", "convolution.h", "channels_last.h", "grouped.h")
 
     def check_shapes(self, sig: Signature, p: ConvolutionParams) -> None:
         weight, out, source = sig.operands[0].shape, sig.operands[2].shape, image(sig, p)
@@ -62,9 +63,6 @@ class GroupedConvolution(ChannelsLastKind):
         )
         groups = source[3] // each
         need(out[3] % groups == 0, f"{out[3]} outputs are not divisible into {groups} groups")
-
-    def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("box.h", "convolution.h", "channels_last.h", "grouped.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return write(name, sig, machine, _walk(sig, vectors(sig), machine))

@@ -19,6 +19,7 @@ from ark.tasks.cache_rows import appender, cache_operand, cache_texts
 
 class KvAppend(TaskKind):
     name = "kv_append"
+    headers = text.headers("kv_append.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -46,9 +47,6 @@ class KvAppend(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[2].shape[2] * 4
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("kv_append.h"),)
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return cache_texts(sig, 2)

@@ -88,6 +88,8 @@ class Linear(TaskKind):
     streams = True
     params = LinearParams
     packet_types = ("fp32", "fp16", "bf16")
+    common_headers = text.headers("linear.h")
+    headers = text.headers("linear_epilogue.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -275,12 +277,6 @@ class Linear(TaskKind):
         constants = (weight.ctype, m, k, rows, weight.shape[0] % rows != 0)
         operands = (summed(sig, 0), prologue(sig), epilogue(sig))
         return text.call(name, "ark_linear", constants, operands)
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("linear_epilogue.h"),)
-
-    def common_headers(self) -> tuple[str, ...]:
-        return (text.header("linear.h"),)
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         kind = sig.read(LinearParams).epilogue

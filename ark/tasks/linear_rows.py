@@ -16,6 +16,8 @@ from ark.tasks.row_values import HEADER, check_rows
 
 class LinearRows(Linear):
     name = "linear_rows"
+    common_headers = (*Linear.common_headers, text.header("linear_rows.h"))
+    headers = (*Linear.headers, HEADER)
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -33,12 +35,6 @@ class LinearRows(Linear):
         constants = (sig.operands[1].ctype, m, k, sig.read(LinearParams).rows)
         operands = (summed(sig, 0), prologue(sig), epilogue(sig))
         return text.call(name, "ark_linear_rows", constants, operands)
-
-    def headers(self) -> tuple[str, ...]:
-        return (*super().headers(), HEADER)
-
-    def common_headers(self) -> tuple[str, ...]:
-        return (*super().common_headers(), text.header("linear_rows.h"))
 
 
 register(LinearRows())

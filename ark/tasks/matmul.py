@@ -70,6 +70,15 @@ from ark.tasks.row_values import check_rows
 class Matmul(TaskKind):
     name = "matmul"
     params = MatmulParams
+    headers = text.headers(
+        "rotary.h",
+        "gates.h",
+        "tiles.h",
+        "matmul.h",
+        "matmul_thin.h",
+        "matmul_small.h",
+        "convolution.h",
+    )
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -224,15 +233,6 @@ class Matmul(TaskKind):
             read = [a for a in self.accesses(sig, coord) if a.operand < 2]
             moved = float(rows * columns * many * sig.operands[2].itemsize + bytes_of(sig, read))
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, moved
-
-    def headers(self) -> tuple[str, ...]:
-        products = (
-            "matmul.h",
-            "matmul_thin.h",
-            "matmul_small.h",
-            "convolution.h",
-        )
-        return tuple(text.header(name) for name in ("rotary.h", "gates.h", "tiles.h", *products))
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return page_texts(sig, POSITION_OPERAND) if rotates(sig) else ()

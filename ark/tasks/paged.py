@@ -65,6 +65,7 @@ class PagedAttentionParams(Params, frozen=True):
 class PagedAttention(SplitAttention):
     name = "paged_attention"
     params = PagedAttentionParams
+    headers = text.headers("attention.h", "pages.h", "paged.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -147,9 +148,6 @@ class PagedAttention(SplitAttention):
         p = sig.read(PagedAttentionParams)
         return in_place_bytes(p.heads // p.kv_heads, p.head_dim)
 
-    def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))
-
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return cache_texts(sig, 1)
 
@@ -165,6 +163,7 @@ class PagedAttention(SplitAttention):
 
 class PagedAppend(TaskKind):
     name = "paged_append"
+    headers = text.headers("attention.h", "pages.h", "paged.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -203,9 +202,6 @@ class PagedAppend(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 2.0 * sig.operands[0].shape[0] * sig.operands[3].shape[3] * 4
-
-    def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("attention.h", "pages.h", "paged.h")))
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return cache_texts(sig, 3)

@@ -54,6 +54,7 @@ class PoolParams(Params, frozen=True):
 class Pool(TaskKind):
     name = "pool"
     params = PoolParams
+    headers = (*ALONG, text.header("pool.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -92,9 +93,6 @@ class Pool(TaskKind):
         low, high = reached(p, source[2:], ranges)
         box_of = (*lo[:2], *low), (*hi[:2], *high)
         return [Access(0, *box_of), Access(1, lo, hi, write=True)]
-
-    def headers(self) -> tuple[str, ...]:
-        return (*ALONG, text.header("pool.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.read(PoolParams)

@@ -60,6 +60,7 @@ class QuantizedLinearParams(Params, frozen=True):
 class QuantizedLinear(TaskKind):
     name = "quantized_linear"
     params = QuantizedLinearParams
+    headers = text.headers("quantized_linear.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -114,9 +115,6 @@ class QuantizedLinear(TaskKind):
         rows = coord[1] - coord[0]
         weights = sig.operands[1]
         return 2.0 * m * k * rows, rows * k * weights.itemsize / weights.per_item
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("quantized_linear.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         (m, k), out = sig.operands[0].shape, len(sig.operands) - 1

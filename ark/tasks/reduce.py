@@ -125,6 +125,7 @@ class ReduceParams(Params, frozen=True):
 class Reduce(TaskKind):
     name = "reduce"
     params = ReduceParams
+    headers = (*HEADERS, *text.headers("folds.h", "reduce.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -240,9 +241,6 @@ class Reduce(TaskKind):
         while across * pack < wide and 2 * across <= threads:
             across *= 2
         return pack, across
-
-    def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("folds.h"), text.header("reduce.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return (

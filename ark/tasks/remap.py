@@ -85,6 +85,7 @@ def rules_of(sig: Signature) -> tuple[Rule, ...]:
 class Remap(TaskKind):
     name = "remap"
     params = RemapParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -142,9 +143,6 @@ class Remap(TaskKind):
         elements = math.prod(h - n for n, h in zip(lo, hi, strict=True))
         work, moved = super().cost(sig, coord)
         return work, min(moved, float(2 * elements * out.itemsize))
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(RemapParams)
@@ -205,6 +203,7 @@ class Gather(TaskKind):
     name = "gather"
     claimable = True
     params = GatherParams
+    headers = (*HEADERS, text.header("gather.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -268,9 +267,6 @@ class Gather(TaskKind):
         # A task of a gather must wait until its indices are loaded before it can copy. So its tiles
         # are twice as large as those of other copies, which halves the number of these waits.
         return claim_tile(sig, 2)
-
-    def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("gather.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(GatherParams)

@@ -28,6 +28,7 @@ class RopeParams(Params, frozen=True):
 class Rope(TaskKind):
     name = "rope"
     params = RopeParams
+    headers = text.headers("rope.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -53,9 +54,6 @@ class Rope(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         lo, hi = tile_box(sig.operands[2].shape, coord, sig.read(RopeParams).tile)
         return [broadcast_access(sig, i, lo, hi, i == 2) for i in range(3)]
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("rope.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         out = sig.operands[2].shape

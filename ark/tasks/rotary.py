@@ -220,6 +220,7 @@ class RopeKvParams(Params, frozen=True):
 class RopeKv(TaskKind):
     name = "rope_kv"
     params = RopeKvParams
+    headers = text.headers("rotary.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -243,9 +244,6 @@ class RopeKv(TaskKind):
         elements = float(sig.operands[0].shape[0] * (coord[1] - coord[0]))
         return 8.0 * elements, 8.0 * elements
 
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"),)
-
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return page_texts(sig, 2)
 
@@ -263,6 +261,7 @@ class RopeKv(TaskKind):
 
 class SwiGluPairs(TaskKind):
     name = "swiglu_pairs"
+    headers = text.headers("gates.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -285,9 +284,6 @@ class SwiGluPairs(TaskKind):
             Access(1, (row, n0 // 2), (row + 1, n1 // 2), write=True),
         ]
 
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("gates.h"),)
-
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         operands = (text.given(sig, 0), text.given(sig, 1, const=False))
         return text.call(name, "ark_swiglu_pairs", (), operands)
@@ -301,6 +297,7 @@ class RotaryEmbeddingParams(Params, frozen=True):
 class RotaryEmbedding(TaskKind):
     name = "rotary_embedding"
     params = RotaryEmbeddingParams
+    headers = text.headers("rotary.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -330,9 +327,6 @@ class RotaryEmbedding(TaskKind):
         box = ((row, first * width), (row + 1, last * width))
         accesses = [Access(0, *box), Access(1, *box, write=True)]
         return [*accesses, whole(2, sig.operands[2]), whole(3, sig.operands[3])]
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("rotary.h"),)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(RotaryEmbeddingParams)

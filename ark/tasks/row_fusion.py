@@ -57,6 +57,7 @@ class RowFusionParams(Params, frozen=True):
 class RowFusion(TaskKind):
     name = "row_fusion"
     params = RowFusionParams
+    headers = text.headers("box.h", "folds.h", "row_fusion.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -118,9 +119,6 @@ class RowFusion(TaskKind):
         params = sig.read(RowFusionParams)
         each = sum(expression.written_size(tree) for word, tree in params.stages if word != "row")
         return float(params.rows * params.columns * each), super().cost(sig, coord)[1]
-
-    def headers(self) -> tuple[str, ...]:
-        return tuple(map(text.header, ("box.h", "folds.h", "row_fusion.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows, params = _full(sig)[0], sig.read(RowFusionParams)

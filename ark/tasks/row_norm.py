@@ -203,6 +203,8 @@ class RowNorm(TaskKind):
     name = "row_norm"
     claimable = True
     params = RowNormParams
+    headers = text.headers("folds.h", "row_norm.h")
+    claiming_headers = text.headers("row_norm_claimed.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -278,9 +280,6 @@ class RowNorm(TaskKind):
         arguments = (*operands(sig, of_all=True), addresses)
         return definition + text.call(name, "ark_row_norm_claimed", constants, arguments)
 
-    def claiming_headers(self) -> tuple[str, ...]:
-        return (text.header("row_norm_claimed.h"),)
-
     def scratch(self, sig: Signature, machine: Machine) -> int:
         columns = sig.operands[-1].shape[-1]
         return folds(machine) + (4 * columns if self._kept(sig, machine) else 0)
@@ -325,9 +324,6 @@ class RowNorm(TaskKind):
                     machine.lanes,
                 )
         return None
-
-    def headers(self) -> tuple[str, ...]:
-        return (text.header("folds.h"), text.header("row_norm.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         no_packets(name, sig, machine)

@@ -44,6 +44,7 @@ def bytes_of(sig: Signature, index: int) -> str:
 
 class RowValues(TaskKind):
     name = "row_values"
+    headers = (HEADER, text.header("row_values.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -63,9 +64,6 @@ class RowValues(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         (first, last), k = coord, sig.operands[0].shape[1]
         return [Access(i, (first, 0), (last, k), write=i == 1) for i in range(2)]
-
-    def headers(self) -> tuple[str, ...]:
-        return (HEADER, text.header("row_values.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         constants = (sig.operands[0].ctype, sig.operands[1].strides[0])

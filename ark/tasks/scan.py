@@ -60,6 +60,7 @@ class ScanParams(Params, frozen=True):
 class Scan(TaskKind):
     name = "scan"
     params = ScanParams
+    headers = ALONG
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -90,9 +91,6 @@ class Scan(TaskKind):
         second = end if params.function == "linear" else hi
         more = [Access(1, lo, second)] if out > 1 else []
         return [Access(0, lo, end), *more, Access(out, lo, end, write=True)]
-
-    def headers(self) -> tuple[str, ...]:
-        return ALONG
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         linear = sig.read(ScanParams).function == "linear"

@@ -68,6 +68,7 @@ class ScatterParams(Params, frozen=True):
 class Scatter(TaskKind):
     name = "scatter"
     params = ScatterParams
+    headers = (*HEADERS, *text.headers("scatter.h", "scatter_lines.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -129,9 +130,6 @@ class Scatter(TaskKind):
             if i == out:
                 accesses.append(Access(i, low, high, write=True))
         return accesses
-
-    def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("scatter.h"), text.header("scatter_lines.h"))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         if self._by_rows(sig, machine):

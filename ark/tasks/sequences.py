@@ -52,6 +52,7 @@ class ChooseEachParams(Params, frozen=True):
 class ChooseEach(TaskKind):
     name = "choose_each"
     params = ChooseEachParams
+    headers = (*HEADERS, text.header("sequences.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -91,9 +92,6 @@ class ChooseEach(TaskKind):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         params = sig.read(ChooseEachParams)
         return 0.0, 8.0 * params.tiles * params.batch
-
-    def headers(self) -> tuple[str, ...]:
-        return (*HEADERS, text.header("sequences.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(ChooseEachParams)

@@ -116,6 +116,11 @@ def header(name: str) -> str:
     return resources.files("ark.tasks").joinpath(name).read_text()
 
 
+def headers(*names: str) -> tuple[str, ...]:
+    """The texts of several .h files of this package."""
+    return tuple(map(header, names))
+
+
 def indices(shape: Sequence[int], variables: Sequence[str]) -> list[str]:
     """C++ texts of an element's indices in all dimensions of `shape`. variables: texts of its
     indices in the same shape folded to four dimensions.

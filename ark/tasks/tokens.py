@@ -124,6 +124,7 @@ class EmbeddingParams(Params, frozen=True):
 class Embedding(TaskKind):
     name = "embedding"
     params = EmbeddingParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -171,9 +172,6 @@ class Embedding(TaskKind):
         params = sig.read(EmbeddingParams)
         moved = params.rows * params.columns * sig.operands[1].itemsize * 2.0
         return 0.0, moved
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(EmbeddingParams)
@@ -275,6 +273,7 @@ def _check_sampling(sig: Signature) -> None:
 class Sample(TaskKind):
     name = "sample"
     params = SampleParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -302,9 +301,6 @@ class Sample(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return 8 * machine.warps
 
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
-
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         constants = (sig.operands[0].shape[1], _shared(sig), sig.read(SampleParams).tiles)
         operands = [text.given(sig, i, const=i != 3) for i in range(4)]
@@ -314,6 +310,7 @@ class Sample(TaskKind):
 class Choose(TaskKind):
     name = "choose"
     params = SampleParams
+    headers = HEADERS
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -349,9 +346,6 @@ class Choose(TaskKind):
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         return 0.0, 8.0 * sig.read(SampleParams).tiles
-
-    def headers(self) -> tuple[str, ...]:
-        return HEADERS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return text.function(name, f"  {choice('ark_choose', sig)};\n")

@@ -24,6 +24,7 @@ MAX_TRIGGER_BYTES = (1 << 31) - 1  # the most bytes of one request
 
 class Transfer(TaskKind):
     name = "transfer"
+    headers = (device_text("proxy.h"), device_text("transfer.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -54,9 +55,6 @@ class Transfer(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         begin, end = coord
         return [Access(0, (begin,), (end,)), Access(1, (begin,), (end,), write=True)]
-
-    def headers(self) -> tuple[str, ...]:
-        return (device_text("proxy.h"), device_text("transfer.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         size = sig.operands[0].itemsize

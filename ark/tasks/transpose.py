@@ -38,6 +38,7 @@ class TransposeParams(Params, frozen=True):
 class Transpose(TaskKind):
     name = "transpose"
     params = TransposeParams
+    headers = (*elementwise.HEADERS, text.header("transpose.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -82,9 +83,6 @@ class Transpose(TaskKind):
         size = sig.operands[0].itemsize
         apart = TRANSPOSE_TILE_ELEMENTS * size + max(4, size)  # bytes between rows of a square
         return 0 if not machine.cooperative else TRANSPOSE_TILE_ELEMENTS * apart
-
-    def headers(self) -> tuple[str, ...]:
-        return (*elementwise.HEADERS, text.header("transpose.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(TransposeParams)

@@ -37,6 +37,7 @@ class UnpoolParams(Params, frozen=True):
 class Unpool(TaskKind):
     name = "unpool"
     params = UnpoolParams
+    headers = (*ALONG, text.header("pool.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -73,9 +74,6 @@ class Unpool(TaskKind):
             high.append(max(min(last, n - 1), low[-1]) + 1)
         read = tuple(low), tuple(high)
         return [Access(0, *read), Access(1, *read), Access(2, lo, hi, write=True)]
-
-    def headers(self) -> tuple[str, ...]:
-        return (*ALONG, text.header("pool.h"))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p, out = sig.read(UnpoolParams), sig.operands[2]

@@ -146,7 +146,7 @@ class Bodies:
         if own:
             self._own(code, own, sig)
         else:
-            self.headers.update(dict.fromkeys(kind.common_headers()))
+            self.headers.update(dict.fromkeys(kind.common_headers))
             self.texts.append(common)
         loading = own.load(name, sig, machine) if own and self.loads else None
         if loading:
@@ -194,5 +194,5 @@ class Bodies:
         """Adds a new function and returns its opcode."""
         self.names.append(name)
         self.maps.append(maps)
-        self.headers.update(dict.fromkeys(kinds.get(op.kind).headers()))
+        self.headers.update(dict.fromkeys(kinds.get(op.kind).headers))
         return len(self.names) - 1
