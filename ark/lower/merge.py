@@ -8,11 +8,18 @@ lowerings.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ark.ir.dtype import uint8
 from ark.ir.values import Tensor
 from ark.lower.tiling import MAX_COORDINATE
+
+
+def _each(tensor: Tensor, change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Tensor:
+    """The tensor with each of its lists of sizes changed in the same way."""
+    lists = (tensor.shape, tensor.extents, tensor.offsets, tensor.padded)
+    shape, extents, offsets, padded = map(change, lists)
+    return dataclasses.replace(tensor, shape=shape, extents=extents, offsets=offsets, padded=padded)
 
 
 def widen(tensor: Tensor, rank: int) -> Tensor:
@@ -34,18 +41,8 @@ def bytes_of(tensor: Tensor) -> Tensor:
     each = tensor.dtype.per_item
     if each == 1:
         return tensor
-
-    def shorter(values: Sequence[int]) -> tuple[int, ...]:
-        return (*values[:-1], -(-values[-1] // each))
-
-    return dataclasses.replace(
-        tensor,
-        dtype=uint8,
-        shape=shorter(tensor.shape),
-        extents=shorter(tensor.extents),
-        offsets=shorter(tensor.offsets),
-        padded=shorter(tensor.padded),
-    )
+    items = _each(tensor, lambda values: (*values[:-1], -(-values[-1] // each)))
+    return dataclasses.replace(items, dtype=uint8)
 
 
 def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
@@ -66,17 +63,7 @@ def part(tensor: Tensor, axis: int, at: int, size: int) -> Tensor:
 
 def without(tensor: Tensor, d: int) -> Tensor:
     """A view of the tensor without dimension d, which must have a single index."""
-
-    def rest(values: Sequence[int]) -> tuple[int, ...]:
-        return (*values[:d], *values[d + 1 :])
-
-    return dataclasses.replace(
-        tensor,
-        shape=rest(tensor.shape),
-        extents=rest(tensor.extents),
-        offsets=rest(tensor.offsets),
-        padded=rest(tensor.padded),
-    )
+    return _each(tensor, lambda values: (*values[:d], *values[d + 1 :]))
 
 
 def join(tensor: Tensor, d: int) -> Tensor:
@@ -104,13 +91,14 @@ def joins(tensor: Tensor, d: int) -> bool:
     return outer == 1 or (tensor.extents[d + 1] == inner and outer * inner <= MAX_COORDINATE)
 
 
-def merge(tensors: Sequence[Tensor]) -> list[Tensor]:
+def merge(tensors: Sequence[Tensor], kept: int = 0) -> list[Tensor]:
     """The tensors with neighbouring dimensions merged, as far as the layout of all tensors allows.
-    All tensors are broadcast to the shape of the last one.
+    All tensors are broadcast to the shape of the last one. kept: the number of last dimensions that
+    are not merged.
     """
     rank = len(tensors[-1].shape)
     parts = [widen(t, rank) for t in tensors]
-    for d in range(rank - 2, -1, -1):
+    for d in range(rank - 2 - kept, -1, -1):
         wanted = parts[-1].shape[d : d + 2]
         matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in parts)
         if matching and all(joins(t, d) for t in parts):

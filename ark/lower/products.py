@@ -5,7 +5,6 @@ ark.lower.rewrite.cut_products and by the lowering of matmul.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ark.ir.attributes import MatmulAttributes
@@ -16,7 +15,7 @@ from ark.ir.values import Tensor
 from ark.lower.boxed import SIDES, aligned, depth_of, lies_along, wants_along
 from ark.lower.codes import multiplies_codes
 from ark.lower.cuts import Cut, candidates
-from ark.lower.merge import join, joins, widen
+from ark.lower.merge import merge
 from ark.lower.registry import get
 from ark.machine import Machine
 from ark.tasks.matmul_params import MatmulParams, WindowParams
@@ -111,7 +110,7 @@ def product_of(node: Node) -> Product:
     tensors, given = [*node.inputs, *node.outputs], node.read(MatmulAttributes)
     cut = None if given.cut is None else Cut(*given.cut)
     if len(node.outputs[0].shape) > MAX_FOLDED_DIMS:
-        tensors = _merge_batch(tensors)
+        tensors = merge(tensors, kept=2)
     if given.rope_kv is not None:  # a copy of the newest keys and values follows the inputs
         tensors = [*node.inputs, *node.outputs[1:], node.outputs[0]]
     shape = fold(tensors[-1].shape)
@@ -146,14 +145,3 @@ def travels(graph: Graph, node: Node) -> bool:
         if not other.virtual
         for entry in (get(other.type),)
     )
-
-
-def _merge_batch(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The operands with batch dimensions merged, as far as their memory layout allows."""
-    merged = [widen(t, len(tensors[-1].shape)) for t in tensors]
-    for d in range(len(merged[-1].shape) - 4, -1, -1):
-        wanted = merged[-1].shape[d : d + 2]
-        matching = all(t.shape[d : d + 2] in (wanted, (1, 1)) for t in merged)
-        if matching and all(joins(t, d) for t in merged):
-            merged = [join(t, d) for t in merged]
-    return merged

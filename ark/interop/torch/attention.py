@@ -4,6 +4,7 @@ operator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,69 +65,6 @@ def _attention(
     return ark.matmul(weights, v, tf32=products_as_tf32(query))
 
 
-@operator("_scaled_dot_product_flash_attention_for_cpu.default")
-def _flash(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Value | None = None,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, attn_mask, dropout_p, is_causal, scale)
-
-
-@operator("_scaled_dot_product_efficient_attention.default")
-def _efficient(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_bias: Value | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
-
-
-@operator("_scaled_dot_product_flash_attention.default")
-def _flash_on_device(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, None, dropout_p, is_causal, scale)
-
-
-@operator("_scaled_dot_product_cudnn_attention.default")
-def _cudnn(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_bias: Value | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
-) -> list[Any]:
-    return _alone(call, query, key, value, attn_bias, dropout_p, is_causal, scale)
-
-
 def _alone(
     call: Call,
     query: Value,
@@ -145,6 +83,29 @@ def _alone(
     if dropout or any(call.wants(1 + place) for place in range(others)):
         raise refuse("attention with dropout or its logsumexp")
     return [_attention(query, key, value, mask, causal, scale), *[None] * others]
+
+
+def _kernel(*places: str) -> Callable[..., list[Any]]:
+    """Converts one of torch's attention kernels. places: the names of its arguments after the
+    value.
+    """
+
+    def run(call: Call, query: Value, key: Value, value: Value, *given: Any, **more: Any) -> Any:
+        named = {**dict(zip(places, given)), **more}  # noqa: B905  the last ones may be left out
+        mask = named.get("attn_bias", named.get("attn_mask"))
+        dropout, causal = named.get("dropout_p", 0.0), named.get("is_causal", False)
+        return _alone(call, query, key, value, mask, dropout, causal, named.get("scale"))
+
+    return run
+
+
+for _name, _places in {
+    "flash_attention_for_cpu": ("dropout_p", "is_causal"),
+    "flash_attention": ("dropout_p", "is_causal", "return_debug_mask"),
+    "efficient_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
+    "cudnn_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
+}.items():
+    operator(f"_scaled_dot_product_{_name}.default")(_kernel(*_places))
 
 
 @operator("scaled_dot_product_attention.default")

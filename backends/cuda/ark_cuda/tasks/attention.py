@@ -10,6 +10,8 @@ source writer through the dialect.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ark.backend.codegen.body import Body
 from ark.errors import PlanError
 from ark.machine import Machine
@@ -88,18 +90,39 @@ def _staged(sig: Signature, machine: Machine) -> int:
     return rows
 
 
+def _call(sig: Signature, callee: str, more: tuple[int, ...], staged: bool) -> str:
+    """The call of a device function of attention. more: its last sizes. staged: True if a loading
+    warp copies keys and values to the ring, so that the function does not read the caches.
+    """
+    (group, width), cache = _shape(sig), sig.operands[1]
+    p, sizes = sig.read(AttentionParams), cache.shape[1:2]
+    out, last, ring = 4, NEW_ROWS_OPERAND, (0, 3, 4, NEW_ROWS_OPERAND)
+    if sig.kind == "paged_attention":
+        pool, _, page, _ = cache.shape
+        sizes = (page, pool, sig.operands[3].shape[-1])
+        out, last, ring = 5, PAGED_FRESH, (0, 1, 3, 4, 5, PAGED_FRESH)
+    typed = (cache.ctype,) if staged else ()
+    operands = [text.given(sig, i, const=i != out) for i in (ring if staged else range(last + 1))]
+    constants = (*typed, group, p.kv_heads, width, *sizes, p.splits, *more)
+    return text.called(callee, constants, (text.literal(p.scale), *operands))
+
+
 class _Cached(Body):
     """The base class of the attention bodies. They share headers and, except for Merge, the lead
-    warp's wait for the task's input.
+    warp's wait for the task's input. callee: the device function. own: further headers. paged: the
+    header for caches in pages.
     """
 
+    kind = "attention"
+    callee: ClassVar[str] = ""
+    own: ClassVar[tuple[str, ...]] = ()
+    paged: ClassVar[str] = ""
+
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        names = (
-            "packets.h",
-            "attention.h",
-            *(STAGED if inline.leads(machine) else ()),
-        )
-        return tuple(map(inline.header, names))
+        staged = STAGED if inline.leads(machine) else ()
+        names = ("packets.h", "attention.h", *staged, *self.own)
+        pages = (text.header("pages.h"), inline.header(self.paged)) if self.paged else ()
+        return (*map(inline.header, names), *pages)
 
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
         """The source by which the communicating warp waits for the task's input. The wait ends when
@@ -115,7 +138,7 @@ class FromRing(_Cached):
     in shared memory.
     """
 
-    kind = "attention"
+    callee = "ark_attention_staged"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return _staged(sig, machine) > 0
@@ -124,28 +147,32 @@ class FromRing(_Cached):
         return staged_bytes(*_shape(sig), machine.warps)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        group, width = _shape(sig)
-        p, cache = sig.read(AttentionParams), sig.operands[1]
-        sizes = (group, p.kv_heads, width, cache.shape[1], p.splits, _staged(sig, machine))
-        constants = (cache.ctype, *sizes)
-        operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, NEW_ROWS_OPERAND)]
-        call = text.called("ark_attention_staged", constants, (text.literal(p.scale), *operands))
+        call = _call(sig, self.callee, (_staged(sig, machine),), staged=True)
         return inline.inlined(name, call, machine)
 
 
-class _Boxed(_Cached):
-    """The base class of attention of one row in the variant `matrix`, where the loading thread
-    copies keys and values to the ring of stages (attention_boxed.py).
+class PagesFromRing(FromRing):
+    """The same over a paged cache."""
+
+    kind = "paged_attention"
+    callee, paged = "ark_attention_staged_pages", "attention_stream_pages.h"
+
+
+class Boxed(_Cached):
+    """Attention of one row in the variant `matrix`, where the loading thread copies keys and values
+    to the ring of stages in shared memory (attention_boxed.py).
     """
+
+    callee, own = "ark_attention_boxed", BOXED
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return attention_boxed.rows(sig, machine) > 0
 
-    def headers(self, machine: Machine) -> tuple[str, ...]:
-        return (*super().headers(machine), *map(inline.header, BOXED))
-
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return SCRATCH
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        return inline.inlined(name, _call(sig, self.callee, (), staged=True), machine)
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
         stages = f"ArkBoxedStages<{sig.operands[1].ctype}, {_shape(sig)[1]}>"
@@ -155,44 +182,11 @@ class _Boxed(_Cached):
         )
 
 
-class Boxed(_Boxed):
-    """Attention of one row over a contiguous cache in the variant `matrix`. The loading thread
-    copies keys and values to the ring of stages in shared memory.
-    """
-
-    kind = "attention"
-
-    def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        group, width = _shape(sig)
-        p, cache = sig.read(AttentionParams), sig.operands[1]
-        sizes = (group, p.kv_heads, width, cache.shape[1], p.splits)
-        operands = [text.given(sig, i, const=i != 4) for i in (0, 3, 4, NEW_ROWS_OPERAND)]
-        given = (text.literal(p.scale), *operands)
-        return inline.inlined(
-            name, text.called("ark_attention_boxed", (cache.ctype, *sizes), given), machine
-        )
-
-
-class BoxedPages(_Boxed):
-    """Attention of one row over a paged cache in the variant `matrix`. The loading thread copies
-    keys and values to the ring of stages in shared memory.
-    """
+class BoxedPages(Boxed):
+    """The same over a paged cache."""
 
     kind = "paged_attention"
-
-    def headers(self, machine: Machine) -> tuple[str, ...]:
-        pages = (text.header("pages.h"), inline.header("attention_boxed_pages.h"))
-        return (*super().headers(machine), *pages)
-
-    def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        group, width = _shape(sig)
-        p, cache, most = sig.read(AttentionParams), sig.operands[1], sig.operands[3].shape[-1]
-        pool, _, page, _ = cache.shape
-        sizes = (group, p.kv_heads, width, page, pool, most, p.splits)
-        operands = [text.given(sig, i, const=i != 5) for i in (0, 1, 3, 4, 5, PAGED_FRESH)]
-        given = (text.literal(p.scale), *operands)
-        call = text.called("ark_attention_boxed_pages", (cache.ctype, *sizes), given)
-        return inline.inlined(name, call, machine)
+    callee, paged = "ark_attention_boxed_pages", "attention_boxed_pages.h"
 
 
 class InPlace(_Cached):
@@ -200,7 +194,7 @@ class InPlace(_Cached):
     queries.
     """
 
-    kind = "attention"
+    callee = "ark_attention_warps"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return not _staged(sig, machine) and _warps(sig, machine) > 0
@@ -212,70 +206,17 @@ class InPlace(_Cached):
         return _bytes(sig, _warps(sig, machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        warps, (group, width) = _warps(sig, machine), _shape(sig)
-        p, context = sig.read(AttentionParams), sig.operands[1].shape[1]
-        constants = (group, p.kv_heads, width, context, p.splits, warps)
-        operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
-        arguments = (text.literal(p.scale), *operands)
-        call = text.called("ark_attention_warps", constants, arguments)
+        call = _call(sig, self.callee, (_warps(sig, machine),), staged=False)
         # For decoding, where the time of one token matters, the body is inlined into the loop; for
         # prompts it is a called function.
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
 
 
-class PagesFromRing(_Cached):
-    """Attention of one query row over a paged cache, whose keys and values a loading warp copies to
-    the ring of stages in shared memory.
-    """
+class Paged(InPlace):
+    """The same over a paged cache."""
 
     kind = "paged_attention"
-
-    def serves(self, sig: Signature, machine: Machine) -> bool:
-        return _staged(sig, machine) > 0
-
-    def headers(self, machine: Machine) -> tuple[str, ...]:
-        pages = (text.header("pages.h"), inline.header("attention_stream_pages.h"))
-        return (*super().headers(machine), *pages)
-
-    def scratch(self, sig: Signature, machine: Machine) -> int:
-        return staged_bytes(*_shape(sig), machine.warps)
-
-    def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        group, width = _shape(sig)
-        p, cache, most = sig.read(AttentionParams), sig.operands[1], sig.operands[3].shape[-1]
-        pool, _, page, _ = cache.shape
-        sizes = (group, p.kv_heads, width, page, pool, most, p.splits, _staged(sig, machine))
-        operands = [text.given(sig, i, const=i != 5) for i in (0, 1, 3, 4, 5, PAGED_FRESH)]
-        given = (text.literal(p.scale), *operands)
-        call = text.called("ark_attention_staged_pages", (cache.ctype, *sizes), given)
-        return inline.inlined(name, call, machine)
-
-
-class Paged(_Cached):
-    """Attention of one query row over a paged cache. Each warp reads the pages itself, without the
-    ring in shared memory.
-    """
-
-    kind = "paged_attention"
-
-    def serves(self, sig: Signature, machine: Machine) -> bool:
-        return not _staged(sig, machine) and _warps(sig, machine) > 0
-
-    def headers(self, machine: Machine) -> tuple[str, ...]:
-        pages = (text.header("pages.h"), inline.header("attention_pages.h"))
-        return (*super().headers(machine), *pages)
-
-    def scratch(self, sig: Signature, machine: Machine) -> int:
-        return _bytes(sig, _warps(sig, machine))
-
-    def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        warps, (group, width) = _warps(sig, machine), _shape(sig)
-        p, (pool, _, page, _) = sig.read(AttentionParams), sig.operands[1].shape
-        most = sig.operands[3].shape[-1]
-        constants = (group, p.kv_heads, width, page, pool, most, p.splits, warps)
-        operands = [text.given(sig, i, const=i != 5) for i in range(PAGED_FRESH + 1)]
-        call = text.called("ark_attention_pages", constants, (text.literal(p.scale), *operands))
-        return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)
+    callee, paged = "ark_attention_pages", "attention_pages.h"
 
 
 class Merge(_Cached):
