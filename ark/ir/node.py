@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,50 @@ class Node:
     def with_attributes(self, attributes: Attributes) -> Node:
         """A copy of the node with these attributes."""
         return replace(self, attrs=attributes.to_node())
+
+    def beside(
+        self,
+        id: int,
+        type: str,
+        inputs: Iterable[Tensor],
+        output: Tensor,
+        attrs: Mapping[str, Any],
+        name: str = "",
+        waits: bool = True,
+    ) -> Node:
+        """A new node that runs where this node runs. name: by default that of its result. waits:
+        True if it must run after the ops after which this node must run.
+        """
+        return replace(
+            self,
+            id=id,
+            type=type,
+            name=name or output.name,
+            inputs=tuple(inputs),
+            outputs=(output,),
+            attrs=attrs,
+            after=self.after if waits else (),
+        )
+
+    def fused(
+        self,
+        type: str,
+        inputs: Iterable[Tensor],
+        outputs: Iterable[Tensor],
+        attrs: Mapping[str, Any],
+        members: Iterable[Node],
+        name: str = "",
+    ) -> Node:
+        """The node that computes, in the place of this node, what the members compute."""
+        return replace(
+            self,
+            type=type,
+            name=name or self.name,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            attrs=attrs,
+            after=tuple(t for n in members for t in n.after),
+        )
 
     def read(self, form: FormType[Form]) -> Form:
         """The node's attributes as an instance of `form`, the attribute struct of its op."""

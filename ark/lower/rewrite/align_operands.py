@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence, Set
-from typing import Any
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.fold import fold
@@ -85,11 +84,11 @@ def _laid(
         rank = len(source.shape)
         order = [*range(rank - 2), rank - 1, rank - 2]
         out = _rows_aligned(graph, [source.shape[d] for d in order], source, product)
-        return _before(product, number, "transpose", source, out, {"perm": order})
+        return product.beside(number, "transpose", [source], out, {"perm": order})
     if aligned(source) or source.buffer.id in spared or not boxes(product, machine):
         return None
     out = _rows_aligned(graph, source.shape, source, product)
-    return _before(product, number, "copy", source, out, {})
+    return product.beside(number, "copy", [source], out, {})
 
 
 def _laid_in_vectors(
@@ -114,7 +113,7 @@ def _laid_in_vectors(
     if costs.unaligned_share * product_us <= copy_us:
         return None
     out = _rows_aligned(graph, source.shape, source, product)
-    return _before(product, number, "copy", source, out, {})
+    return product.beside(number, "copy", [source], out, {})
 
 
 def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: Node) -> Tensor:
@@ -122,23 +121,6 @@ def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: N
     pack = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
     rows = (*shape[:-1], -(-shape[-1] // pack) * pack)
     return graph.tensor(shape, source.dtype, extents=rows, name=f"{product.name}.laid")
-
-
-def _before(
-    product: Node, number: int, kind: str, source: Tensor, out: Tensor, attrs: dict[str, Any]
-) -> Node:
-    """A node that rearranges an operand of a product. It runs on the same processors as the
-    product.
-    """
-    return dataclasses.replace(
-        product,
-        id=number,
-        type=kind,
-        name=out.name,
-        inputs=(source,),
-        outputs=(out,),
-        attrs=attrs,
-    )
 
 
 def _reading(product: Node, side: int, laid: Node) -> Node:

@@ -375,13 +375,5 @@ class _Finder:
         """A new node that runs in the phase and on the processors of the attention's last product.
         kind: its type. name: "" for the type's name.
         """
-        return dataclasses.replace(
-            product,
-            id=self.next_id(),
-            type=kind,
-            name=name or kind,
-            inputs=inputs,
-            outputs=(output,),
-            attrs=attrs,
-            after=(),
-        )
+        number = self.next_id()
+        return product.beside(number, kind, inputs, output, attrs, name or kind, waits=False)

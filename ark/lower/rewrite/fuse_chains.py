@@ -186,16 +186,4 @@ def _join(before: Node, node: Node, between: Tensor) -> Node | None:
         return None
     if expression.places(tree) and any(t.dtype.packed for t in (*inputs, *node.outputs)):
         return None
-    return Node(
-        node.id,
-        "elementwise",
-        node.name,
-        tuple(inputs),
-        node.outputs,
-        {"expr": tree},
-        (*before.after, *node.after),
-        phase=node.phase,
-        processors=node.processors,
-        hints=node.hints,
-        context=node.context,
-    )
+    return node.fused("elementwise", inputs, node.outputs, {"expr": tree}, (before, node))

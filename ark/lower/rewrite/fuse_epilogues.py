@@ -285,14 +285,9 @@ def _split(
     leaves = [
         expression.leaf(operands.index(i) if i in operands else 0) for i in range(len(inputs))
     ]
-    first = dataclasses.replace(
-        node,
-        id=number,
-        name=product.name,
-        inputs=tuple(inputs[i] for i in operands),
-        outputs=(result,),
-        attrs={"expr": expression.substitute(part, leaves)},
-        after=(),
+    attrs = {"expr": expression.substitute(part, leaves)}
+    first = node.beside(
+        number, node.type, (inputs[i] for i in operands), result, attrs, waits=False
     )
     seen = _seen(product, first, read)
     if seen is None or not _fits(product, seen, read):
@@ -310,11 +305,6 @@ def _split(
 
 def _join(product: Node, node: Node, read: Tensor) -> Node:
     tree, others = _ends(product, node, read)
-    return dataclasses.replace(
-        node,
-        type=product.type,
-        name=product.name,
-        inputs=(*product.inputs[:2], *others),
-        attrs={**product.attrs, "finish": tree},
-        after=(*product.after, *node.after),
-    )
+    inputs, attrs = (*product.inputs[:2], *others), {**product.attrs, "finish": tree}
+    members = (product, node)
+    return node.fused(product.type, inputs, node.outputs, attrs, members, product.name)

@@ -200,11 +200,5 @@ def _fused(
     """
     if node.outputs[0].buffer.id in {t.buffer.id for t in inputs}:
         return None
-    return dataclasses.replace(
-        node,
-        type="expert_linear",
-        name=product.name,
-        inputs=inputs,
-        attrs=given.to_node(),
-        after=(*(t for n in makers for t in n.after), *node.after),
-    )
+    members = (*makers, node)
+    return node.fused("expert_linear", inputs, node.outputs, given.to_node(), members, product.name)

@@ -235,18 +235,8 @@ def _adds_residual(
 
 
 def _sum(node: Node, added: Node) -> Node:
-    return Node(
-        added.id,
-        "all_reduce",
-        node.name,
-        (node.inputs[0], *_others(added, node.outputs[0])),
-        added.outputs,
-        node.attrs,
-        (*node.after, *added.after),
-        phase=node.phase,
-        processors=added.processors,
-        context=added.context,
-    )
+    inputs = (node.inputs[0], *_others(added, node.outputs[0]))
+    return added.fused(node.type, inputs, added.outputs, node.attrs, (node, added), node.name)
 
 
 def _linear(node: Node, norm: Node | None, bias: Node | None, last: Node | None) -> Node:
@@ -265,15 +255,4 @@ def _linear(node: Node, norm: Node | None, bias: Node | None, last: Node | None)
         attributes = structs.replace(attributes, epilogue=EPILOGUE_OF[last.type], **last.attrs)
     members = [n for n in (norm, node, bias, last) if n is not None]
     end = members[-1]
-    return Node(
-        end.id,
-        "linear",
-        node.name,
-        tuple(inputs),
-        end.outputs,
-        attributes.to_node(),
-        tuple(t for n in members for t in n.after),
-        phase=node.phase,
-        processors=end.processors,
-        context=end.context,
-    )
+    return end.fused("linear", inputs, end.outputs, attributes.to_node(), members, node.name)

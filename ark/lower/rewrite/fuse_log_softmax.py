@@ -125,14 +125,8 @@ def _sums(fused: _Fused) -> Node:
     """The node that takes the place of the log-softmax."""
     axis = len(fused.rows.shape) - 1
     given = ReduceAttributes(function="logsumexp", axis=axis, keepdims=True)
-    return dataclasses.replace(
-        fused.node,
-        type="reduce_logsumexp",
-        name=fused.sums.name,
-        inputs=(fused.rows,),
-        outputs=(fused.sums,),
-        attrs=given.to_node(),
-    )
+    node = fused.node
+    return node.beside(node.id, "reduce_logsumexp", [fused.rows], fused.sums, given.to_node())
 
 
 def _reading(graph: Graph, reader: Node, fused: _Fused, number: int) -> tuple[Node, Node]:
@@ -151,15 +145,7 @@ def _reading(graph: Graph, reader: Node, fused: _Fused, number: int) -> tuple[No
         given = (looked_up, fused.sums)
         return first, dataclasses.replace(reader, type="elementwise", inputs=given, attrs=attrs)
     below = graph.tensor(out.shape, out.dtype, name=f"{fused.node.name}.below")
-    first = dataclasses.replace(
-        reader,
-        id=number,
-        type="elementwise",
-        name=below.name,
-        inputs=(fused.rows, fused.sums),
-        outputs=(below,),
-        attrs={"expr": DIFFERENCE},
-        after=(),
-    )
+    operands, attrs = (fused.rows, fused.sums), {"expr": DIFFERENCE}
+    first = reader.beside(number, "elementwise", operands, below, attrs, waits=False)
     inputs = (below if t.buffer.id == out.buffer.id else t for t in reader.inputs)
     return first, dataclasses.replace(reader, inputs=tuple(inputs))

@@ -7,8 +7,6 @@ Listed in ark.lower.passes after the pass that fuses chains of elementwise ops.
 
 from __future__ import annotations
 
-import dataclasses
-
 from ark.ir.dtype import FLOATS
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
@@ -74,15 +72,8 @@ def _joined(norm: Node, node: Node, read: Tensor) -> Node | None:
     )
     if not fits or out.buffer.id in taken:
         return None
-    return dataclasses.replace(
-        node,
-        type="layernorm",
-        name=norm.name,
-        inputs=(norm.inputs[0], *given),
-        outputs=(out,),
-        attrs=norm.attrs,
-        after=(*norm.after, *node.after),
-    )
+    inputs = (norm.inputs[0], *given)
+    return node.fused("layernorm", inputs, (out,), norm.attrs, (norm, node), norm.name)
 
 
 def _scales(tree: object, place: int) -> list[int] | None:

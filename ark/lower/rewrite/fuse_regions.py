@@ -249,18 +249,8 @@ class _Region:
             count=self.full[self.axis] if stages["sums"] else 1,
             stores=[places[n] for n in stored],
         )
-        return Node(
-            last.id,
-            "fusion",
-            last.name,
-            tuple(self.inputs),
-            tuple(self.results[n] for n in stored),
-            given.to_node(),
-            tuple(t for n in self.nodes for t in n.after),
-            phase=last.phase,
-            processors=last.processors,
-            context=last.context,
-        )
+        outputs = (self.results[n] for n in stored)
+        return last.fused("fusion", self.inputs, outputs, given.to_node(), self.nodes)
 
 
 def _renumbered(tree: expression.Tree, places: dict[int, int]) -> list[object]:

@@ -153,18 +153,8 @@ def _halves(
         kinds = [t.dtype.name for t in inputs]
         attrs = {"expr": expression.typed(tree, kinds, out.dtype.name)}
         part = _half(out, half)
-        halves.append(
-            dataclasses.replace(
-                last,
-                id=next(numbers),
-                type="elementwise",
-                name="rotary",
-                inputs=inputs,
-                outputs=(graph.tensor_like(part, part.buffer, part.name),),
-                attrs=attrs,
-                after=last.after,
-            )
-        )
+        made = graph.tensor_like(part, part.buffer, part.name)
+        halves.append(last.beside(next(numbers), "elementwise", inputs, made, attrs, name="rotary"))
     return [*halves, *behind]
 
 

@@ -228,18 +228,7 @@ class _Rows:
             columns=self.frame[1], stages=stages, stores=[numbers[_key(t)] for t in stored]
         )
         last = self.nodes[-1]
-        return Node(
-            last.id,
-            "row_fusion",
-            last.name,
-            tuple(inputs),
-            tuple(stored),
-            given.to_node(),
-            tuple(t for n in self._places() for t in n.after),
-            phase=last.phase,
-            processors=last.processors,
-            context=last.context,
-        )
+        return last.fused("row_fusion", inputs, stored, given.to_node(), self._places())
 
 
 def _key(tensor: Tensor) -> Key:

@@ -150,18 +150,9 @@ class _Update:
         given = FusionAttributes(
             first=[], each=[], sums=[], last=trees, axis=-1, count=1, stores=stores
         )
-        return Node(
-            last.id,
-            "fusion",
-            last.name,
-            tuple(self.inputs),
-            tuple(n.outputs[0] for n in self.nodes),
-            given.to_node(),
-            tuple(t for n in (*(m for _, m in self.absorbed), *self.nodes) for t in n.after),
-            phase=last.phase,
-            processors=last.processors,
-            context=last.context,
-        )
+        members = (*(maker for _, maker in self.absorbed), *self.nodes)
+        outputs = (n.outputs[0] for n in self.nodes)
+        return last.fused("fusion", self.inputs, outputs, given.to_node(), members)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -118,18 +118,8 @@ class _Factors:
         shape = np.broadcast_shapes(*(t.shape for t in operands))
         out = self._graph.tensor(shape, fp32, name=f"{node.name}.factor")
         leaves = {old: new for new, old in enumerate(sorted(expression.reads(tree)))}
-        self.made.append(
-            dataclasses.replace(
-                node,
-                id=next(self._numbers),
-                type="elementwise",
-                name=out.name,
-                inputs=tuple(operands),
-                outputs=(out,),
-                attrs={"expr": _renumbered(tree, leaves)},
-                after=(),
-            )
-        )
+        number, attrs = next(self._numbers), {"expr": _renumbered(tree, leaves)}
+        self.made.append(node.beside(number, "elementwise", operands, out, attrs, waits=False))
         self._inputs.append(out)
         return expression.leaf(len(self._inputs) - 1 - self._before)
 

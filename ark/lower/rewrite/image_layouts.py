@@ -225,16 +225,7 @@ class ImageNodes:
         constraints of the node `like`.
         """
         self.number += 1
-        name = out.name or like.name
-        return dataclasses.replace(
-            like,
-            id=self.number,
-            type=type,
-            name=name,
-            inputs=(source,),
-            outputs=(out,),
-            attrs=attrs,
-        )
+        return like.beside(self.number, type, [source], out, attrs, out.name or like.name)
 
     def view(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
         """A whole tensor viewed in another shape, or a slice of rows of channels viewed with other

@@ -99,16 +99,8 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
                     narrowed.nodes[place] = dataclasses.replace(maker, outputs=outputs)
                 else:
                     number += 1
-                    cast = dataclasses.replace(
-                        reader,
-                        id=number,
-                        type="cast",
-                        name=f"{reader.name}.cast",
-                        inputs=(old,),
-                        outputs=(new,),
-                        attrs={},
-                        after=(),
-                    )
+                    name = f"{reader.name}.cast"
+                    cast = reader.beside(number, "cast", [old], new, {}, name, waits=False)
                     casts.setdefault(places[reader.id], []).append(cast)
             at = places[reader.id]
             now = narrowed.nodes[at]

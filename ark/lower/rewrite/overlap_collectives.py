@@ -163,12 +163,6 @@ def _joined(kind: str, maker: Node, node: Node) -> Node:
     product = node if kind == GATHER else maker
     rows = math.prod(product.outputs[0].shape[:-1])
     attrs = OverlappedAttributes(*product.read(MatmulAttributes).transposes, rows).to_node()
-    return dataclasses.replace(
-        node,
-        type=kind,
-        name=f"{maker.name}.{node.name}",
-        inputs=(*maker.inputs, *node.inputs[1:]),
-        attrs=attrs,
-        after=(*maker.after, *node.after),
-        processors=node.processors or maker.processors,
-    )
+    inputs, name = (*maker.inputs, *node.inputs[1:]), f"{maker.name}.{node.name}"
+    placed = dataclasses.replace(node, processors=node.processors or maker.processors)
+    return placed.fused(kind, inputs, node.outputs, attrs, (maker, node), name)

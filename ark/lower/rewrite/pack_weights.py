@@ -302,17 +302,8 @@ def _replace(
     summed = product
     if bias is not None:
         summed = graph.tensor(shape, fp32, name=f"{name}.biased")
-        replaced[place.id] = Node(
-            place.id,
-            "add",
-            name,
-            (product, bias),
-            (summed,),
-            {},
-            phase=first.phase,
-            processors=first.processors,
-            context=first.context,
-        )
+        operands = (product, bias)
+        replaced[place.id] = first.beside(place.id, "add", operands, summed, {}, name, waits=False)
         place = members[-3]
     replaced.update(match.rewrite(summed))
     replaced[place.id] = dataclasses.replace(

@@ -105,15 +105,7 @@ def _parts(graph: Graph, node: Node, numbers: Iterator[int]) -> list[Node]:
     mean_of = ReduceAttributes(function="mean", axis=axis, keepdims=True).to_node()
 
     def add(type: str, inputs: tuple[Tensor, ...], result: Tensor, attrs: Any) -> Node:
-        return dataclasses.replace(
-            node,
-            id=next(numbers),
-            type=type,
-            name=result.name,
-            inputs=inputs,
-            outputs=(result,),
-            attrs=attrs,
-        )
+        return node.beside(next(numbers), type, inputs, result, attrs)
 
     def wide(name: str) -> Tensor:
         return graph.tensor(source.shape, fp32, name=f"{node.name}.{name}")

@@ -64,18 +64,10 @@ def unpacked(graph: Graph, few: int, machine: Machine | None = None) -> Graph:
             name, dtype = f"{weight.name}.values", weight.dtype.values
             values[key] = result.tensor(weight.shape, dtype, name=name)
             number += 1
-            unpack = dataclasses.replace(
-                node,
-                id=number,
-                type="row_values",
-                name=f"{node.name}.values",
-                inputs=(weight,),
-                outputs=(values[key],),
-                attrs={},
-                after=(),
-                hints=None,
+            own, label = dataclasses.replace(node, hints=None), f"{node.name}.values"
+            nodes.append(
+                own.beside(number, "row_values", [weight], values[key], {}, label, waits=False)
             )
-            nodes.append(unpack)
         inputs = (node.inputs[0], values[key], *node.inputs[2:])
         nodes.append(dataclasses.replace(node, inputs=inputs))
     result.nodes = nodes
