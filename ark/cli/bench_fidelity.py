@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.cli.bench_ops import chosen as named
-from ark.cli.common import output, write_results
+from ark.cli.common import check_device, output, write_results
 from ark.cli.measure.predicted import (
     FITTED,
     MEAN_GOAL,
@@ -21,8 +21,7 @@ from ark.cli.measure.predicted import (
 )
 from ark.cli.measure.results import Figure, figure, results
 from ark.cli.measure.turn import Turn
-from ark.cli.parser import Subparsers, add_backend, add_device, add_figures, add_repeats, add_turn
-from ark.errors import InvalidUsageError
+from ark.cli.parser import Subparsers, add_measurement
 
 PEER = "cost model"
 
@@ -35,20 +34,13 @@ def register(kinds: Subparsers) -> None:
         metavar="NAME",
         help="cases of `ark bench ops` (default: forty programs)",
     )
-    add_repeats(p, 3)
-    add_backend(p)
-    add_device(p)
-    add_figures(p)
-    add_turn(p)
+    add_measurement(p, 3)
     p.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:
     backend, probe = registry.choose(args.backend)
-    if not 0 <= args.device < len(probe.devices):
-        raise InvalidUsageError(
-            f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
-        )
+    check_device(args.device, backend.name, len(probe.devices))
     cpu = backend.name == registry.FALLBACK
     listed = named(args.names, cpu) if args.names else chosen(PROGRAMS, cpu)
     with contextlib.closing(backend.open(args.device)) as device:

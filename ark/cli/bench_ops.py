@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import InspectedBackend
-from ark.cli.common import output, write_file, write_results
+from ark.cli.common import check_device, output, write_file, write_results
 from ark.cli.measure.case import OpCase
 from ark.cli.measure.cases import cases
 from ark.cli.measure.ceiling import copy_bandwidth
@@ -22,17 +22,7 @@ from ark.cli.measure.ops import OpFigures, inspected, measure
 from ark.cli.measure.results import Figure, figure, results
 from ark.cli.measure.sweep.cases import SWEEP
 from ark.cli.measure.turn import Turn
-from ark.cli.parser import (
-    SVG,
-    Subparsers,
-    add_backend,
-    add_device,
-    add_figures,
-    add_repeats,
-    add_turn,
-    flag,
-    option,
-)
+from ark.cli.parser import SVG, Subparsers, add_measurement, flag, option
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
@@ -44,11 +34,7 @@ def register(kinds: Subparsers) -> None:
     )
     flag(p, "--list", "print the cases' names")
     option(p, "--vs", "measure torch in the same run (default: no)", choices=("torch",))
-    add_repeats(p)
-    add_backend(p)
-    add_device(p)
-    add_figures(p)
-    add_turn(p)
+    add_measurement(p)
     option(
         p,
         "--isa ARCH",
@@ -88,10 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidUsageError("--svg draws ratios to torch's times; add --vs torch")
     backend, probe = registry.choose(args.backend)
     wanted = chosen(args.names, backend.name == registry.FALLBACK)
-    if not 0 <= args.device < len(probe.devices):
-        raise InvalidUsageError(
-            f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
-        )
+    check_device(args.device, backend.name, len(probe.devices))
     rows: list[OpFigures] = []
     turn, peer = Turn(args.turn), bool(args.vs)
     device = backend.open(args.device)

@@ -19,15 +19,7 @@ from ark.cli.common import output, write_results
 from ark.cli.measure.peer import import_torch, torch_device
 from ark.cli.measure.results import Figure, Results, figure, read, results
 from ark.cli.measure.turn import Turn
-from ark.cli.parser import (
-    Subparsers,
-    add_backend,
-    add_device,
-    add_figures,
-    add_repeats,
-    add_turn,
-    option,
-)
+from ark.cli.parser import Subparsers, add_measurement, option
 from ark.errors import InvalidUsageError
 from ark.runtime import session
 
@@ -54,11 +46,7 @@ def add_networks(
         "names", nargs="*", metavar="NAME", help=f"{kind}: {', '.join(names)} (default: all)"
     )
     option(p, "--vs", "measure the peer in the same run (default: no)", choices=peers)
-    add_repeats(p)
-    add_backend(p)
-    add_device(p)
-    add_figures(p)
-    add_turn(p)
+    add_measurement(p)
 
 
 def run(args: argparse.Namespace) -> int:

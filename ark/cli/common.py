@@ -102,6 +102,12 @@ def device_index(asked: int | None, rank_info: RankInfo, devices: int) -> int:
     return rank_info.local_rank % devices if asked is None else asked
 
 
+def check_device(index: int, backend: str, devices: int) -> None:
+    """Raises InvalidUsageError unless the backend has a device of this index."""
+    if not 0 <= index < devices:
+        raise InvalidUsageError(f"device {index} does not exist; {backend} has {devices}")
+
+
 def share(machine: Machine, backend: str, ranks: int, devices: int) -> Machine:
     """The machine model for each rank. If there are fewer devices than ranks, each rank gets a part
     of the host's processors. Accelerators cannot be shared in this way; for them SystemError is

@@ -101,13 +101,14 @@ def option(
     several: True if the option may be given several times, for a list of values.
     """
     words = names.split(" ")
-    value = {} if words[-1].startswith("-") else {"metavar": words.pop()}
     kind: dict[str, Any] = {"type": type, "default": default, "required": required}
+    if not words[-1].startswith("-"):
+        kind["metavar"] = words.pop()
     if several:
         kind |= {"action": "append", "default": []}
     if choices is not None:
         kind["choices"] = choices
-    parser.add_argument(*words, help=help, **kind, **value)
+    parser.add_argument(*words, help=help, **kind)
 
 
 def flag(parser: argparse._ActionsContainer, name: str, help: str) -> None:
@@ -185,6 +186,15 @@ def add_repeats(parser: argparse.ArgumentParser, default: int = 5) -> None:
         metavar="N",
         help="measurements of each figure, of which the median counts",
     )
+
+
+def add_measurement(parser: argparse.ArgumentParser, repeats: int = 5) -> None:
+    """Adds the options of a bench that measures on one device."""
+    add_repeats(parser, repeats)
+    add_backend(parser)
+    add_device(parser)
+    add_figures(parser)
+    add_turn(parser)
 
 
 def positive(text: str) -> int:

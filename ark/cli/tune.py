@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.cli import tune_comm
-from ark.cli.common import output
+from ark.cli.common import check_device, output
 from ark.cli.measure.cases import cases
 from ark.cli.measure.ops import planned
 from ark.cli.measure.tune import Product, products, tune
@@ -57,10 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.collectives:
         return tune_comm.run(args)
     backend, probe = registry.choose(args.backend)
-    if not 0 <= args.device < len(probe.devices):
-        raise InvalidUsageError(
-            f"device {args.device} does not exist; {backend.name} has {len(probe.devices)}"
-        )
+    check_device(args.device, backend.name, len(probe.devices))
     if not args.sources and not args.show and not args.forget:
         raise InvalidUsageError("name a model, a plan or a case of `ark bench ops --list`")
     device = backend.open(args.device)

@@ -109,6 +109,14 @@ class GraphView:
         """For each node id: its position among the nodes."""
         return {n.id: place for place, n in enumerate(self.nodes)}
 
+    def lasts(self, first: Node, last: Node, own: bool = False) -> bool:
+        """True if nothing writes the first input of `first` between two nodes, so that `last` can
+        read it. own: True to count also what `last` writes.
+        """
+        begin, end = self.places[first.id], self.places[last.id] + own
+        writers = self.writers.get(first.inputs[0].buffer.id, [])
+        return not any(begin < self.places[n.id] < end for n in writers)
+
     @cached_property
     def working(self) -> GraphView:
         """The lookup tables without virtual nodes, which only name or view memory and make no

@@ -8,7 +8,7 @@ import ark
 from ark.models.config import LlamaConfig
 from ark.models.fields import Fields
 from ark.models.llama import Attention, FeedForward, Layer, Llama
-from ark.models.qwen2 import late_layers_slide
+from ark.models.qwen2 import Qwen2, late_layers_slide
 
 
 class Qwen3Attention(Attention):
@@ -35,18 +35,8 @@ class Qwen3(Llama):
     """The decoder."""
 
     DEFAULTS: ClassVar[dict[str, Any]] = {
-        **Llama.DEFAULTS,
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
+        **Qwen2.DEFAULTS,
         "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "use_sliding_window": False,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "layer_types": None,
     }
     WEIGHTS: ClassVar[dict[str, str]] = {
         **Llama.WEIGHTS,

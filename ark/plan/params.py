@@ -106,6 +106,23 @@ def count(sig: Signature, *wanted: int) -> None:
     )
 
 
+def copyable(source: OperandType, out: OperandType) -> None:
+    """Raises PlanError unless elements of `source` can be copied to `out` one by one."""
+    need(
+        source.dtype == out.dtype,
+        f"source type {source.dtype} and output type {out.dtype} differ",
+    )
+    need(source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte")
+
+
+def grouped_heads(heads: int, kv_heads: int) -> None:
+    """Raises PlanError unless each key/value head belongs to the same number of query heads."""
+    need(
+        heads % kv_heads == 0,
+        f"{heads} query heads are not divisible by {kv_heads} key/value heads",
+    )
+
+
 def typed(sig: Signature, index: int, *names: str) -> OperandType:
     """The operand number `index`. Raises PlanError unless its data type is one of the expected ones
     (default: any floating-point type).

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from ark.backend import threads
 from ark.errors import InvalidUsageError, SystemError
@@ -230,12 +229,7 @@ class Bootstrap:
     def __enter__(self) -> Bootstrap:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if error is not None and self._failure is None:
             self.abort(str(error) or type(error).__name__)
         self.close()

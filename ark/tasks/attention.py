@@ -40,6 +40,7 @@ from ark.plan.params import (
     Places,
     Splits,
     count,
+    grouped_heads,
     matrix,
     need,
     shaped,
@@ -91,10 +92,7 @@ class Attention(SplitAttention):
         count(sig, NEW_ROWS_OPERAND, NEW_ROWS_OPERAND + 1)
         p = sig.read(AttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
-        need(
-            heads % kv_heads == 0,
-            f"{heads} query heads are not divisible by {kv_heads} key/value heads",
-        )
+        grouped_heads(heads, kv_heads)
         need(
             heads // kv_heads % p.shares == 0,
             f"{heads // kv_heads} query heads of a key/value head are not divisible by {p.shares}",

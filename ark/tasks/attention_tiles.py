@@ -48,6 +48,7 @@ from ark.plan.params import (
     Params,
     Places,
     Size,
+    grouped_heads,
     need,
     shaped,
     typed,
@@ -93,10 +94,7 @@ class AttentionTiles(TaskKind):
         by_rows, paged = bool(p.by_rows), bool(p.paged)
         counted(sig, 4 + p.placed + paged + p.sinks + bool(p.mask) + p.logarithms)
         heads, kv_heads, width = p.heads, p.kv_heads, p.head_dim
-        need(
-            heads % kv_heads == 0,
-            f"{heads} query heads are not divisible by {kv_heads} key/value heads",
-        )
+        grouped_heads(heads, kv_heads)
         need(p.softcap >= 0.0, f"softcap must be at least 0, got {p.softcap}")
         query, keys = typed(sig, 0), cache_operand(sig, 1)
         need(

@@ -36,6 +36,7 @@ from ark.plan.params import (
     Places,
     Splits,
     count,
+    grouped_heads,
     matrix,
     need,
     shaped,
@@ -72,10 +73,7 @@ class PagedAttention(SplitAttention):
         count(sig, PAGED_FRESH, PAGED_FRESH + 1)
         p = sig.read(PagedAttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
-        need(
-            heads % kv_heads == 0,
-            f"{heads} query heads are not divisible by {kv_heads} key/value heads",
-        )
+        grouped_heads(heads, kv_heads)
         rows, columns = matrix(sig, 0)
         need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
         pool, page = _pool(sig, 1)

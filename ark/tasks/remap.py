@@ -42,6 +42,7 @@ from ark.plan.params import (
     Size,
     Tile,
     box,
+    copyable,
     count,
     covers,
     need,
@@ -92,13 +93,7 @@ class Remap(TaskKind):
         count(sig, 2)
         source, out = sig.operands
         rules = rules_of(sig)
-        need(
-            source.dtype == out.dtype,
-            f"source type {source.dtype} and output type {out.dtype} differ",
-        )
-        need(
-            source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
-        )
+        copyable(source, out)
         need(
             len(rules) == len(source.shape),
             f"got {len(rules)} rules for {list(source.shape)}, expected one per dimension",
@@ -211,13 +206,7 @@ class Gather(TaskKind):
         count(sig, 3)
         source, ids, out = sig.operands
         axis = params.axis
-        need(
-            source.dtype == out.dtype,
-            f"source type {source.dtype} and output type {out.dtype} differ",
-        )
-        need(
-            source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
-        )
+        copyable(source, out)
         need(ids.dtype in INDEX_NAMES, f"indices are {ids.dtype}, expected int32 or int64")
         if params.elements:
             shaped(sig, 1, out.shape, *INDEX_NAMES)

@@ -20,7 +20,7 @@ from ark.ir.fold import fold
 from ark.ir.values import MAX_DIMS
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
-from ark.plan.params import Dim, Params, Places, Tile, box, count, covers, need
+from ark.plan.params import Dim, Params, Places, Tile, box, copyable, count, covers, need
 from ark.tasks import elementwise, text
 from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.box_writer import write_box
@@ -57,13 +57,7 @@ class Transpose(TaskKind):
             and all(before[p] == n for p, n in zip(perm, after, strict=True)),
             f"perm {list(perm)} of {list(source.shape)} does not give {list(out.shape)}",
         )
-        need(
-            source.dtype == out.dtype,
-            f"source type {source.dtype} and output type {out.dtype} differ",
-        )
-        need(
-            source.per_item == 1, f"{source.dtype} is not supported: several elements share a byte"
-        )
+        copyable(source, out)
         covers(params.tile, out.shape)
 
     def places(self, sig: Signature) -> Places:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from importlib import resources
-from types import TracebackType
 
 import numpy as np
 
@@ -132,12 +131,7 @@ class Bench:
     def __enter__(self) -> Bench:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Frees everything, unless a kernel is still running and uses the memory. After a failed
         check, a kernel may run until its time budget ends.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ark.collective.classics.ring import own_shard, result_span
+from ark.collective.classics.ring import own_shard, pass_sums, result_span
 from ark.collective.programs import IN, OUT, ProgramBuilder, Span
 
 Boxes = Sequence[Sequence[int]]
@@ -74,31 +74,8 @@ def reduce_scatter_boxes(b: ProgramBuilder, boxes: Boxes) -> None:
             b.reduce(rank, parts, target, final=len(boxes) == 1)
         else:
             b.copy(rank, parts[0], target)
-    _reduce_rails(b, boxes, sums)
-
-
-def _reduce_rails(b: ProgramBuilder, boxes: Boxes, sums: str) -> None:
-    """The second step of a hierarchical reduce-scatter. Partial sums of every shard go around the
-    rail of the shard's owner and are complete when they reach the owner. sums: the buffer with each
-    box's sum of the shards of a rail.
-    """
-    shard = b.chunks // b.ranks
-    rounds = b.scratch(b.chunks, "rounds")
-    n = len(boxes)
-    for hop in range(n - 1):
-        arriving = []
-        for rail in rails(boxes):
-            for i, rank in enumerate(rail):
-                owner = rail[(i - hop - 1) % n]
-                here = Span(sums, owner * shard, shard)
-                there = Span(rounds, owner * shard, shard)
-                peer = rail[(i + 1) % n]
-                b.put(rank, peer, here if hop == 0 else there, there)
-                last = hop == n - 2
-                target = result_span(b, owner, own_shard(b, owner)) if last else there
-                arriving.append((peer, [there, here], target, last))
-        for peer, sources, target, last in arriving:
-            b.reduce(peer, sources, target, final=last)
+    # Partial sums of every shard then go around the rail of the shard's owner.
+    pass_sums(b, rails(boxes), sums, b.scratch(b.chunks, "rounds"))
 
 
 def all_to_all_boxes(b: ProgramBuilder, boxes: Boxes) -> None:

@@ -41,19 +41,28 @@ def gather_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
 
 
 def reduce_scatter_ring(b: ProgramBuilder, rings: Sequence[Sequence[int]]) -> None:
-    """A reduce-scatter by rings, and the first half of an all-reduce. Partial sums of a shard are
-    passed around a ring and are complete when they reach the owner of the shard. The result is in
-    the owner's `out`: at the shard's place for an all-reduce, at the start for a reduce-scatter.
+    """A reduce-scatter by rings, and the first half of an all-reduce. Each ring has all ranks, and
+    passes its own part of every shard.
     """
-    scratch = b.scratch(b.chunks)
-    n = b.ranks
+    pass_sums(b, rings, IN, b.scratch(b.chunks), len(rings))
+
+
+def pass_sums(
+    b: ProgramBuilder, rings: Sequence[Sequence[int]], source: str, scratch: str, parts: int = 1
+) -> None:
+    """Passes partial sums of the shards of a ring's ranks around the ring. They are complete when
+    they reach the owner of the shard. The result is in the owner's `out`: at the shard's place for
+    an all-reduce, at the start for a reduce-scatter. source: the buffer with each rank's own
+    summands. parts: if above 1, ring number p passes part p of this many parts of each shard.
+    """
+    n = len(rings[0])
     for hop in range(n - 1):
         sums = []
         for part, ring in enumerate(rings):
             for i, rank in enumerate(ring):
                 owner = ring[(i - hop - 1) % n]
-                span = own_shard(b, owner, part, len(rings))
-                here = Span(IN, span.start, span.count)
+                span = own_shard(b, owner, part if parts > 1 else 0, parts)
+                here = Span(source, span.start, span.count)
                 there = Span(scratch, span.start, span.count)
                 peer = ring[(i + 1) % n]
                 b.put(rank, peer, here if hop == 0 else there, there)

@@ -135,7 +135,7 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
         return None
     shape, perm, out_shape = ends
     undone = perm == sorted(perm) and _unread_before(graph, last)
-    if (not undone and not leaves) or (leaves and not _lasts(graph, first, chain[1])):
+    if (not undone and not leaves) or (leaves and not graph.view.lasts(first, chain[1], own=True)):
         return None
     placed: dict[int, Node | None] = {}
     source: Tensor | None = first.inputs[0]
@@ -256,15 +256,6 @@ def _on(graph: Graph, target: Tensor, shape: Sequence[int]) -> Tensor:
     """A new tensor of the given shape that covers all of the target's buffer."""
     assert math.prod(shape) == target.elements
     return graph.tensor(shape, target.dtype, buffer=target.buffer, name=target.name)
-
-
-def _lasts(graph: Graph, first: Node, reader: Node) -> bool:
-    """True if nothing writes the source of the first transpose before the reader runs, so that the
-    reader can read the source.
-    """
-    places = graph.view.places
-    writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
-    return not any(places[first.id] < places[n.id] <= places[reader.id] for n in writers)
 
 
 def _unread_before(graph: Graph, last: Node) -> bool:

@@ -54,7 +54,7 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
         if any(n.id in replaced or n.id in later for n in sources):
             later.add(node.id)
             continue
-        if any(n.placement != node.placement or not _lasts(graph, n, node) for n in sources):
+        if any(n.placement != node.placement or not graph.view.lasts(n, node) for n in sources):
             continue
         if node.type == "concat":
             joined = _of_slices(node, sources)
@@ -76,15 +76,6 @@ def _movable(node: Node) -> bool:
     plain = not others and node.hints is None and not node.after and not node.virtual
     moves = node.type in ("remap", "transpose", "concat") and whole(out) and not out.dtype.packed
     return moves and plain
-
-
-def _lasts(graph: Graph, first: Node, last: Node) -> bool:
-    """True if nothing writes the source of the first copy before the last copy runs, so that one
-    copy can read it then.
-    """
-    places = graph.view.places
-    writers = graph.view.writers.get(first.inputs[0].buffer.id, [])
-    return not any(places[first.id] < places[n.id] < places[last.id] for n in writers)
 
 
 def _windows(graph: Graph, node: Node) -> bool:

@@ -30,6 +30,7 @@ from ark.lower.engines import ONE_SHOT, PACKET, joined_tiles, tile_bytes
 from ark.lower.registry import register
 from ark.lower.rewrite.fuse_all_reduce_norm import ALL_REDUCE_NORM
 from ark.lower.tiling import split
+from ark.plan.groups import Group
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CombineParams, moved, tiles, words
 from ark.tasks.combine_norm import CombineNormParams
@@ -135,14 +136,20 @@ def _lower_all_reduce(lowering: Lowering, node: Node) -> None:
         [*shares, lowering.flat(out)],
         got.coords,
     )
+    _await_all(lowering, group, got, name)
+    if out is not node.outputs[0]:
+        copy_box(lowering, out, node.outputs[0], ".out")
+
+
+def _await_all(lowering: Lowering, group: Group, got: _Exchanged, name: str) -> None:
+    """Lets each task of the group wait for the shares of all peers that it adds."""
+    rank, world = lowering.graph.rank, lowering.graph.world_size
     group.received = got.received
     if world > 1 and not got.received:
         group.awaits = [
             ((lowering.semaphore(rank, f"{name}.{i // got.joined}"), world - 1),)
             for i in range(len(got.coords))
         ]
-    if out is not node.outputs[0]:
-        copy_box(lowering, out, node.outputs[0], ".out")
 
 
 def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
@@ -166,12 +173,7 @@ def _lower_all_reduce_norm(lowering: Lowering, node: Node) -> None:
     params = CombineNormParams(share.dtype.name, columns, norm.eps, order)
     outs = [lowering.flat(out) for out in node.outputs]
     group = lowering.emit("combine_norm", params, [*shares, weight, *outs], got.coords)
-    group.received = got.received
-    if not got.received:
-        group.awaits = [
-            ((lowering.semaphore(rank, f"{name}.{i // got.joined}"), world - 1),)
-            for i in range(len(got.coords))
-        ]
+    _await_all(lowering, group, got, name)
 
 
 def _lower_all_gather_rotated(lowering: Lowering, node: Node) -> None:

@@ -96,7 +96,8 @@ def _call(sig: Signature, callee: str, more: tuple[int, ...], staged: bool) -> s
     """
     (group, width), cache = _shape(sig), sig.operands[1]
     p, sizes = sig.read(AttentionParams), cache.shape[1:2]
-    out, last, ring = 4, NEW_ROWS_OPERAND, (0, 3, 4, NEW_ROWS_OPERAND)
+    out, last = 4, NEW_ROWS_OPERAND
+    ring: tuple[int, ...] = (0, 3, 4, NEW_ROWS_OPERAND)
     if sig.kind == "paged_attention":
         pool, _, page, _ = cache.shape
         sizes = (page, pool, sig.operands[3].shape[-1])
