@@ -68,9 +68,8 @@ def complaint(done: subprocess.CompletedProcess[str]) -> str:
         return f"its output: {output[:2000]}"
     if done.returncode < 0:
         return (
-            f"it was ended by signal {-done.returncode} "
-            f"({signal.Signals(-done.returncode).name}) without output, as happens when memory "
-            "runs out"
+            f"it was ended by signal {-done.returncode} ({signal.Signals(-done.returncode).name}) "
+            "without output, as happens when memory runs out"
         )
     return f"it exited with code {done.returncode}, without output or result"
 

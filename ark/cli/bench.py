@@ -112,9 +112,8 @@ def register(subparsers: Subparsers) -> None:
     option(
         d,
         "--vs",
-        "measure torch and the read ceiling in the same run, and check each row of logits of "
-        "16 greedy steps against torch in fp32; the code is 1 if one is too far away "
-        "(default: no)",
+        "measure torch and the read ceiling in the same run, and check each row of logits of 16 "
+        "greedy steps against torch in fp32; the code is 1 if one is too far away (default: no)",
         choices=("torch",),
     )
     flag(d, "--check", "check the logits as --vs does, without the times of torch (default: no)")
@@ -250,9 +249,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     if failed:
         errors.print(
-            f"the logits after {', '.join(failed)} are further than "
-            f"{TOLERANCE[dtype.name]:g} of their norm from torch's in fp32; do not trust these "
-            "times, and please report it",
+            f"the logits after {', '.join(failed)} are further than {TOLERANCE[dtype.name]:g} of "
+            "their norm from torch's in fp32; do not trust these times, and please report it",
             style="red",
         )
     return 1 if failed else 0
@@ -306,8 +304,7 @@ def places(args: argparse.Namespace, limit: int) -> tuple[list[int], int]:
     for subject, number, most in asked + [("a prompt", n, limit - 1) for n in args.prompt]:
         if number > most:
             raise InvalidUsageError(
-                f"{subject} of {number} tokens is too long: of the model's {limit} "
-                "positions at "
+                f"{subject} of {number} tokens is too long: of the model's {limit} positions at "
                 f"most {most} are left for it; use fewer"
             )
     return contexts, tokens
@@ -376,8 +373,6 @@ def _show_context(table: Table, row: ContextFigures, figures: Figures) -> None:
         table.add_row(
             f"  {who}'s logits",
             f"{fidelity.rows} rows beside fp32: |error| {fidelity.mean:.1e} mean, "
-            f"{fidelity.most:.1e} most; "
-            f"a row's distance {fidelity.distance:.1e} at most; {fidelity.agreed} of "
-            f"{fidelity.rows} agree "
-            "on the best token",
+            f"{fidelity.most:.1e} most; a row's distance {fidelity.distance:.1e} at most; "
+            f"{fidelity.agreed} of {fidelity.rows} agree on the best token",
         )

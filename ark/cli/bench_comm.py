@@ -60,9 +60,8 @@ def register(kinds: Subparsers) -> None:
     option(
         p,
         "--overlap ROWSxCOLUMNSxDEPTH",
-        "a product of this shape, whose depth the ranks share, and the collective it meets: "
-        "each alone, one behind the other, and as one op "
-        "(default: collectives alone)",
+        "a product of this shape, whose depth the ranks share, and the collective it meets: each "
+        "alone, one behind the other, and as one op (default: collectives alone)",
     )
     option(
         p,

@@ -230,7 +230,6 @@ def _show(prediction: Prediction, memory: int | None) -> None:
         )
     print(f"{layer.block.name}: {layer.forward_us:.0f} us; moves {moved or 'nothing'}")
     print(
-        f"{prediction.send_bytes / 1e6:.1f} MB between stages, "
-        f"{prediction.synced_bytes / 1e6:.1f} MB of "
-        "gradients sent by a rank"
+        f"{prediction.send_bytes / 1e6:.1f} MB between stages, {prediction.synced_bytes / 1e6:.1f} "
+        "MB of gradients sent by a rank"
     )

@@ -127,9 +127,8 @@ class ProcessGroupArk(dist.ProcessGroup):
         for parts, tensor in zip(outputs, inputs, strict=True):
             if [p.numel() for p in parts] != [tensor.numel()] * self._size:
                 raise InvalidUsageError(
-                    f"all_gather got {len(parts)} output tensors of "
-                    f"{[p.numel() for p in parts]} elements; expected {self._size} of "
-                    f"{tensor.numel()} elements each"
+                    f"all_gather got {len(parts)} output tensors of {[p.numel() for p in parts]} "
+                    f"elements; expected {self._size} of {tensor.numel()} elements each"
                 )
             gathered = self._group(tensor).all_gather(dense(tensor).reshape(-1))
             for part, piece in zip(parts, gathered.chunk(self._size), strict=True):

@@ -46,9 +46,8 @@ def cast(values: np.ndarray, dtype: DataType, subject: str) -> np.ndarray:
     if not whole or values.min() < limits.min or values.max() > limits.max:
         raise InvalidUsageError(
             f"{subject} is {dtype.name}, which holds whole numbers from {limits.min} to "
-            f"{limits.max}; "
-            f"the array of {values.dtype} has values from {values.min()} to {values.max()}"
-            f"{'' if whole else ' with fractions'}: cast the array"
+            f"{limits.max}; the array of {values.dtype} has values from {values.min()} to "
+            f"{values.max()}{'' if whole else ' with fractions'}: cast the array"
         )
     return values.astype(kind)
 

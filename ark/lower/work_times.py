@@ -184,6 +184,5 @@ def refusal(graph: Graph, machine: Machine) -> str:
     sides = " x ".join(f"{t.dtype.name}{list(t.shape)}" for t in worst.inputs[:2])
     return (
         f"products and attention are predicted to take {mine:.1f} us, and {other:.1f} under "
-        f"{first.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: "
-        f"{sides}"
+        f"{first.name}; above all {worst.name}, {slowest_us:.1f} and {instead:.1f} us: {sides}"
     )

@@ -258,9 +258,8 @@ class Generator:
         how = self._sampling(GREEDY if sampling is None else sampling)
         if not 1 <= len(prompts) <= self.shape.batch:
             raise InvalidUsageError(
-                f"{len(prompts)} prompts were given to a Generator with "
-                f"batch={self.shape.batch}; give 1 to {self.shape.batch}, or create a Generator "
-                "with a larger batch"
+                f"{len(prompts)} prompts were given to a Generator with batch={self.shape.batch}; "
+                f"give 1 to {self.shape.batch}, or create a Generator with a larger batch"
             )
         for prompt in prompts:
             self.check_prompt(prompt, max_new_tokens)

@@ -39,8 +39,7 @@ def _without_panics(file: str) -> Iterator[None]:
             raise
         raise ModelError(
             f"{file} makes the tokenizers package fail ({error}); it is damaged or made for "
-            "another version. Download it again, or update the package (pip install -U "
-            "tokenizers)."
+            "another version. Download it again, or update the package (pip install -U tokenizers)."
         ) from None
 
 

@@ -180,8 +180,7 @@ class CustomOp:
             missing = [axis for axis in self._form.axes if axis not in known]
         if missing:
             raise InvalidUsageError(
-                f"{self.name}: no input determines the size of {missing[0]}; name it in the "
-                "call "
+                f"{self.name}: no input determines the size of {missing[0]}; name it in the call "
                 f"({missing[0]}=8), or give custom_op a function sizes="
             )
         for axis, n in known.items():

@@ -65,8 +65,7 @@ def types_of(name: str, word: str, given: Types) -> tuple[DataType, ...]:
         if not isinstance(dtype, DataType):
             raise InvalidUsageError(
                 f"custom op {name!r}: the type of {word} is {dtype!r:.60}, which is not a data "
-                "type; pass for "
-                "example ark.fp16"
+                "type; pass for example ark.fp16"
             )
     if not types:
         raise InvalidUsageError(f"custom op {name!r}: {word} accepts no type; name at least one")

@@ -102,8 +102,7 @@ def _result_type(a: Tensor, b: Tensor, asked: DataType | None, tf32: bool) -> Da
     if asked not in (None, dtype):
         raise ModelError(
             f"matmul of {dtype.name if dtype != int32 else 'int8'} gives {dtype.name}, not "
-            f"{asked!r}; "
-            "use ark.cast"
+            f"{asked!r}; use ark.cast"
         )
     return dtype
 

@@ -57,10 +57,9 @@ def explain(
     if kind == "alignment":
         return (
             f"the kernel's shared memory on rank {plan.rank}, processor "
-            f"{int(host['error_processor'])} begins at address {seen}, which is not a multiple "
-            f"of {expected}, so its results would be wrong; the compiler ignored the requested "
-            "alignment: install another version (`ark doctor` names it) and run `ark cache "
-            "clear`"
+            f"{int(host['error_processor'])} begins at address {seen}, which is not a multiple of "
+            f"{expected}, so its results would be wrong; the compiler ignored the requested "
+            "alignment: install another version (`ark doctor` names it) and run `ark cache clear`"
         )
     counter = int(host["error_counter"])
     first = _first_unmet(plan, tables, counters, int(host["error_iteration"]), phase_ends)

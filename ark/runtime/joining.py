@@ -105,10 +105,9 @@ def join(
         if time.monotonic() > deadline:
             raise SystemError(
                 f"rank {rank} did not find rank 0 at {place} within {timeout_s:g} s "
-                f"({reason}{stranger}); check that rank 0 runs, that MASTER_ADDR and "
-                "MASTER_PORT are the same on all ranks, that no firewall blocks the port, and, "
-                f"on machines without a shared home folder, that {SECRET} is the same random "
-                "word on all ranks"
+                f"({reason}{stranger}); check that rank 0 runs, that MASTER_ADDR and MASTER_PORT "
+                "are the same on all ranks, that no firewall blocks the port, and, on machines "
+                f"without a shared home folder, that {SECRET} is the same random word on all ranks"
             )
         time.sleep(0.05)
 

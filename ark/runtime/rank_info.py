@@ -175,9 +175,8 @@ def _join_s(env: Mapping[str, str]) -> float:
         seconds = math.nan
     if not 0 < seconds <= 86400:
         raise InvalidUsageError(
-            f"the environment has {JOIN_TIMEOUT}={text!r}; it is the number of seconds that "
-            "ranks wait for one another at the start, above 0 and at most 86400: correct or "
-            "unset it"
+            f"the environment has {JOIN_TIMEOUT}={text!r}; it is the number of seconds that ranks "
+            "wait for one another at the start, above 0 and at most 86400: correct or unset it"
         )
     return seconds
 

@@ -303,8 +303,7 @@ def _maps(plan: Plan, maps: Sequence[Sequence[BoxMap]], segments: _Segments) -> 
             rows.append(
                 f"    {{{address:#x}u, {text(box.dtype)}, {len(box.dims)}u, {{{_list(box.dims)}}}, "
                 f"{{{_list(box.strides)}}}, {{{_list(box.box)}}}, {{{_list(box.lower or [0])}}}, "
-                f"{{{_list(box.upper or [0])}}}, {{{_list(box.steps or [0])}}}, "
-                f"{box.fetched}u}},"
+                f"{{{_list(box.upper or [0])}}}, {{{_list(box.steps or [0])}}}, {box.fetched}u}},"
             )
     empty = '    {0, "", 0, {0}, {0}, {0}, {0}, {0}, {0}, 0},'
     return ["static const ark_box_map maps[] = {", *(rows or [empty]), "};"]

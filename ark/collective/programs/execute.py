@@ -101,9 +101,8 @@ def _check_inputs(program: CollectiveProgram, inputs: Sequence[np.ndarray]) -> N
     dealt = program.collective in (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
     if dealt and len(inputs[0]) % program.ranks:
         raise InvalidUsageError(
-            f"{program.collective.value} divides {len(inputs[0])} elements among "
-            f"{program.ranks} ranks; "
-            f"pad them to a multiple of {program.ranks}."
+            f"{program.collective.value} divides {len(inputs[0])} elements among {program.ranks} "
+            f"ranks; pad them to a multiple of {program.ranks}."
         )
 
 

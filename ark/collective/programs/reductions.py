@@ -127,6 +127,5 @@ def require_power_of_two(ranks: int) -> None:
     if ranks < 1 or ranks & (ranks - 1):
         raise InvalidUsageError(
             "Adasum combines ranks in pairs of pairs and needs a power of two, but there are "
-            f"{ranks} ranks; reduce over {1 << max(ranks.bit_length() - 1, 0)} of them or use "
-            "mean."
+            f"{ranks} ranks; reduce over {1 << max(ranks.bit_length() - 1, 0)} of them or use mean."
         )

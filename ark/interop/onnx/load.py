@@ -120,8 +120,7 @@ def _check_places(model: onnx.ModelProto, name: str) -> None:
             if entry.key == "location" and (place.is_absolute() or ".." in place.parts):
                 raise ModelError(
                     f"{name}: the weights of {tensor.name!r} are recorded to be in "
-                    f"{entry.value!r}, "
-                    "which is outside of the model's folder; move them into it"
+                    f"{entry.value!r}, which is outside of the model's folder; move them into it"
                 )
 
 

@@ -147,8 +147,7 @@ def _collective(
     if program.reduction == "mean" and dtype in INTEGERS:
         raise ModelError(
             f"{op}: a mean of {dtype.name} is not supported, since the sum of all ranks may be "
-            "more "
-            "than the type holds; ark.cast to fp32, or reduce by sum and divide"
+            "more than the type holds; ark.cast to fp32, or reduce by sum and divide"
         )
     attrs = CollectiveAttributes(program=program, engine=engine).to_node()
     return result("collective", [tensor], shape, dtype, output, attrs, name or op)

@@ -16,9 +16,8 @@ def _custom(call: Call) -> Gradients:
     op = of_attributes(own)
     if op.backward is None:
         raise UnsupportedError(
-            f"the custom op {op.name!r} (op {call.node.name!r}) has no gradient: pass its "
-            "gradient op as custom_op(backward=...), or ark.detach its inputs to treat them as "
-            "constants"
+            f"the custom op {op.name!r} (op {call.node.name!r}) has no gradient: pass its gradient "
+            "op as custom_op(backward=...), or ark.detach its inputs to treat them as constants"
         )
     inputs = [call.input(i) for i in range(len(call.node.inputs))]
     given = [call.gradient(i) for i in range(len(call.node.outputs))]

@@ -50,8 +50,7 @@ class _Moves:
             if len(self.layouts) > MOST_LAYOUTS:
                 raise UnsupportedError(
                     f"a tensor of shape {list(shape)} has more than {MOST_LAYOUTS} layouts over "
-                    f"{devices} devices, the limit of the search; use fewer devices or "
-                    "dimensions"
+                    f"{devices} devices, the limit of the search; use fewer devices or dimensions"
                 )
         # All volumes of communication are integer multiples of this number of elements, so they are
         # counted in it.

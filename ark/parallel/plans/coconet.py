@@ -108,8 +108,7 @@ def reorder(plan: ParallelGraph, gathered: Node, computations: Sequence[Node]) -
             if writer and writer.id not in inside and layout(plan, writer) == LOCAL:
                 raise ModelError(
                     f"{node.name} reads {writer.name}, which is Local (each rank has other "
-                    "values), so it cannot be computed before the gather; split "
-                    f"{writer.name} too"
+                    f"values), so it cannot be computed before the gather; split {writer.name} too"
                 )
             if tensor.buffer.id in cut:
                 letters.add(names[cut[tensor.buffer.id]])

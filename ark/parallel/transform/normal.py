@@ -109,10 +109,9 @@ class _Normal:
             writes = self.writes[phase, buffer.id]
             if len(writes) != 1 or writes[0].shape != writes[0].extents:
                 raise UnsupportedError(
-                    f"{node.name} reads {tensor.name or 'memory'} that is later written in "
-                    "parts or more than once; in a graph that is split every op writes to its "
-                    "own memory, and memory that survives an iteration is written whole by one "
-                    "op"
+                    f"{node.name} reads {tensor.name or 'memory'} that is later written in parts "
+                    "or more than once; in a graph that is split every op writes to its own "
+                    "memory, and memory that survives an iteration is written whole by one op"
                 )
         twin = self._another(buffer)
         self.twin_of[buffer.id] = twin.id

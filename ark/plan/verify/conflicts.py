@@ -243,8 +243,7 @@ def _describe(
     buffer = rank_set.plan(owner).buffers[int(first.memory)]  # type: ignore[call-overload]
     return (
         f"{parties[0][0]} {parties[0][1]} {buffer.name!r} and {parties[1][0]} {parties[1][1]} the "
-        "same bytes, "
-        "but nothing makes the second wait for the first"
+        "same bytes, but nothing makes the second wait for the first"
     )
 
 

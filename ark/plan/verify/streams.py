@@ -54,9 +54,8 @@ def check_streams(
             grow = any(fetch.growth for fetches in fetches_of for fetch in fetches)
             if grow and any(len(fetches) != 1 for fetches in fetches_of):
                 raise refuse(
-                    f"a task of op {op.name!r} has other fetches beside a growing fetch (a copy "
-                    "of the rows that a cache has so far); a growing fetch must be a task's only "
-                    "one"
+                    f"a task of op {op.name!r} has other fetches beside a growing fetch (a copy of "
+                    "the rows that a cache has so far); a growing fetch must be a task's only one"
                 )
             if grow and not regions:
                 regions = _by_memory(rank_set.touches(plan.rank, number))

@@ -60,8 +60,7 @@ def check_config(value: Any, subject: str) -> dict[str, Any]:
     if strides:
         raise UnsupportedError(
             f"{subject} has {', '.join(strides)}, which changes what the op reads and writes, not "
-            "how "
-            "it is planned; reshape or slice the tensors instead"
+            "how it is planned; reshape or slice the tensors instead"
         )
     try:
         msgspec.convert(dict(value), Config, strict=True)

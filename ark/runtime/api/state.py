@@ -159,9 +159,8 @@ def load(state_dict_file_path: str | Path) -> Any:
         if isinstance(error, InvalidUsageError):
             raise
         raise InvalidUsageError(
-            f"{path} is not a saved state: {error}; write it with ark.save (files of objects, "
-            "such as "
-            "pickles, are not read)"
+            f"{path} is not a saved state: {error}; write it with ark.save (files of objects, such "
+            "as pickles, are not read)"
         ) from error
 
 

@@ -114,8 +114,7 @@ def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
     if (args(int, "NPeers"), args(int, "Rank")) != (len(writes) - 1, plan.rank):
         raise PlanError(
             f"{subject} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it "
-            "writes "
-            f"to {len(writes) - 1}, on rank {plan.rank}"
+            f"writes to {len(writes) - 1}, on rank {plan.rank}"
         )
     _check_same(op)
     pairs = list(zip(reads[1:], writes[1:], strict=True))
@@ -161,8 +160,7 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
     if far not in ([], others):
         raise PlanError(
             f"{subject} writes packets to the ranks {far}; on rank {plan.rank} of "
-            f"{plan.world_size} "
-            f"it must write to {others}"
+            f"{plan.world_size} it must write to {others}"
         )
     for names, expected in (
         (("Rank",), plan.rank),
@@ -172,8 +170,7 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
         if args.has(*names) and args(int, *names) != expected:
             raise PlanError(
                 f"{subject} has the {names[0]} {args(int, *names)} in a plan of rank {plan.rank} "
-                "of "
-                f"{plan.world_size}"
+                f"of {plan.world_size}"
             )
     flag = args(Annotated[int, Meta(ge=0, lt=1 << 32)], "Flag") if args.has("Flag") else 0
     dense = [0] * len(own.shape)
@@ -250,8 +247,7 @@ def _message(op: OpEntry, plan: TaskPlan) -> Message:
     if len(op.read_tensors) != 1 or len(op.write_tensors) != 1:
         raise PlanError(
             f"{subject} reads {len(op.read_tensors)} tensors and writes {len(op.write_tensors)}; "
-            "it "
-            "must read one and write one, of which one lies on the peer"
+            "it must read one and write one, of which one lies on the peer"
         )
     read, written = op.read_tensors[0], op.write_tensors[0]
     own, far = (read, written) if sends else (written, read)

@@ -93,8 +93,7 @@ def call(name: str, function: Any, *args: Any, doing: str = "") -> Any:
         fault = "was not found" if "dlopen" in str(error) else f"cannot be used ({error})"
         raise SystemError(
             f"ROCm's library libamdhip64.so {fault}; install ROCm and the amdgpu driver, or put "
-            "the "
-            f"folder of its libraries (/opt/rocm/lib) on LD_LIBRARY_PATH"
+            "the folder of its libraries (/opt/rocm/lib) on LD_LIBRARY_PATH"
         ) from error
     values = result if isinstance(result, tuple) else (result,)
     code = values[0]

@@ -63,9 +63,8 @@ def _scratch(function: Function, used: Resources | None, target: TargetLimits) -
             function.name,
             0,
             "",
-            f"the kernel asks for {used.scratch} bytes of scratch a lane, with "
-            f"{used.vgpr_spills} vector and {used.sgpr_spills} scalar registers spilled; expected "
-            "none.",
+            f"the kernel asks for {used.scratch} bytes of scratch a lane, with {used.vgpr_spills} "
+            f"vector and {used.sgpr_spills} scalar registers spilled; expected none.",
         )
 
 
