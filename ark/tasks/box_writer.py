@@ -67,8 +67,9 @@ def by_threads(writer: BoxWriter, machine: Machine) -> str:
     sig, declare, choices = writer.sig, writer.declare(), writer.choices()
     if not choices:
         return declare + writer.flat(Packs(), machine)
-    # Two rounds of packs are held in registers only if there is one way to access packs. The code
-    # for several ways would spill registers.
+    # The function has one branch for each way to access packs. If there is only one, the loop also
+    # loads the packs of its next iteration ahead, while it computes the current ones. Several such
+    # loops in one function would spill registers.
     branches = [
         f"if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"
         f"{writer.flat(packs, machine, len(choices) == 1)}  }}"
@@ -132,9 +133,8 @@ class BoxWriter:
 
         A pack is a vector of neighbouring elements. Each row of the innermost dimension must
         consist of whole packs, except that a row may end with a partial pack if it is the only one
-        or if the result's rows begin at whole packs nevertheless. If the strides
-        of an input's other dimensions are not multiples of a pack, its packs may be unaligned
-        (`Packs.loose`).
+        or if rows are padded in memory to whole packs. If the strides of an input's other
+        dimensions are not multiples of a pack, its packs may be unaligned (`Packs.loose`).
         """
         sizes = [o.itemsize for o in self.sig.operands]
         pack = min(16 if max(sizes) == 1 else 8, text.VECTOR_BYTES // min(sizes))
@@ -262,8 +262,8 @@ class BoxWriter:
     ) -> tuple[str, str, str]:
         """The source texts for a round, in which a thread processes several packs (vectors):
         declarations of the loaded operands, statements that load them, and statements that compute
-        and store the results. place: the text of the round.
-        held: the text before the names of the loaded operands.
+        and store the results. place: the C++ text of the round (an ArkRound of box.h). held: the
+        prefix of the names of the loaded operands.
         """
         pack, rounds = packs.size, self.rounds(packs, machine)
         declare, fetch, unpack, values = "", "", "", []

@@ -142,7 +142,7 @@ def check_expression(sig: Signature, expr: list[Any] | None) -> None:
         expression.check(expr, ["fp32", *(o.dtype for o in others)])
         need(
             not expression.places(expr),
-            "the expression uses an element's index, which this kind does not provide",
+            "the expression of a convolution cannot use the indices of elements",
         )
     for index in range(3, len(sig.operands)):
         broadcasts(sig, index, 2)

@@ -99,7 +99,7 @@ class Matmul(TaskKind):
             expression.check(tree, [sums_of(sig), *(o.dtype for o in others)])
             need(
                 not expression.places(tree),
-                "the expression uses an element's index, which this kind does not provide",
+                "the expression of a matmul cannot use the indices of elements",
             )
             for index in ends(sig):
                 broadcasts(sig, index, 2)

@@ -177,12 +177,13 @@ class Reduce(TaskKind):
             broadcasts(sig, i, out)
         term = sig.read(ReduceParams).term or []
         need(expression.reads(term).issuperset(range(out)), "the term does not read all inputs")
-        beside = expression.indices(term) - {axis - len(source.shape)}
-        few = len(source.shape) <= MAX_FOLDED_DIMS and -1 not in beside
+        used, dims, allowed = expression.indices(term), len(source.shape), MAX_FOLDED_DIMS
         need(
-            not expression.places(term) or few,
-            "the term uses an index that this reduction does not provide",
+            not used or dims <= allowed,
+            f"a term that uses element indices may have at most {allowed} dimensions, got {dims}",
         )
+        inner = -1 in used and axis != dims - 1
+        need(not inner, "the term uses the last dimension's index, which is not the reduced one")
 
     def places(self, sig: Signature) -> Places:
         return box(fold(sig.operands[-1].shape), sig.read(ReduceParams).tile)

@@ -33,9 +33,10 @@ class Processors:
     """The processors of all ranks, numbered rank by rank. starts: the number of the first processor
     of each rank, and one past the last processor.
 
-    Of ranks that do the same work, only one is executed, the twin of the others. moved[r, q]: if
-    the twin of rank r is executed in place of r, a processor of rank q has the role of another
-    processor for the twin; the number to add to get that processor.
+    Of ranks that do the same work, only one is executed, the twin of the others. The plan of rank r
+    is the plan of its twin with other rank numbers. So each rank q that r communicates with
+    corresponds to a rank that the twin communicates with. moved[r, q]: the number that, added to a
+    processor of q, gives the processor of this corresponding rank.
     """
 
     starts: np.ndarray
@@ -51,8 +52,10 @@ class Processors:
         return cls(starts, moved)
 
     def seen_by(self, rank: int) -> np.ndarray | None:
-        """For each processor, the processor with the same role from the point of view of the rank's
-        twin (the rank that is executed in its place). None if every processor is mapped to itself.
+        """For each processor p, the processor that is in the plan of the rank's twin (the rank that
+        is executed in its place) what p is in the rank's own plan. If clocks of the twin's tasks
+        are indexed by the result, they become clocks of the rank's tasks. None if every processor
+        corresponds to itself.
         """
         shift = np.repeat(self.moved[rank], np.diff(self.starts))
         return np.arange(len(shift)) + shift if shift.any() else None

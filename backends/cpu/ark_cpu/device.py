@@ -125,7 +125,10 @@ class CpuInlineLaunch:
         return self._ended.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Returns False if it is called on the kernel's own thread, which polls while it waits."""
+        """Waits until the kernel has ended or the time is up, and returns done(). A call on the
+        thread that runs the kernel (from `check` or a signal handler) does not wait, because the
+        kernel cannot go on before the call returns.
+        """
         if self._runner != threading.get_ident():
             self._ended.wait(timeout_s)
         return self.done()

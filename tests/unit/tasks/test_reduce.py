@@ -45,7 +45,7 @@ def test_terms_of_one_and_two_inputs_are_taken() -> None:
         ([(3, 40), (3, 1), (3, 1)], ["neg", ["input", 0]], "fp32", 3, "does not read all"),
         ([(3, 40), (3, 1)], ["greater", ["input", 0], ["number", 1.0]], "bool", 3, "support bool"),
         ([(3, 40), (3, 1)], COUNTED, "fp32", 3, "int"),
-        ([(3, 40), (1, 40)], COUNTED, "int64", 2, "an index"),
+        ([(3, 40), (1, 40)], COUNTED, "int64", 2, "uses the last dimension's index"),
         ([(3, 40), (3, 1)], ["input", 1], "fp32", 3, "1"),
     ],
 )
@@ -54,3 +54,14 @@ def test_other_terms_are_refused(
 ) -> None:
     with pytest.raises(PlanError, match=says):
         reduction(shapes, term, dtype, axis)
+
+
+def test_a_term_with_indices_has_at_most_four_dimensions() -> None:
+    strides = (120, 120, 120, 40, 1)
+    operands = (
+        OperandType("fp32", (1, 1, 1, 3, 40), strides),
+        OperandType("int64", (1, 1, 1, 3, 1), (3, 3, 3, 1, 1)),
+    )
+    params = {"function": "sum", "axis": 4, "count": 40, "tile": [1, 1, 3, 1], "term": COUNTED}
+    with pytest.raises(PlanError, match="at most 4 dimensions, got 5"):
+        kinds.get("reduce").check(Signature("reduce", params, operands))

@@ -4,10 +4,13 @@
 // is 128 bytes along k of one row of a or one column of b.
 
 // The shape of a product whose tiles have ROWS (64 or 128) by COLUMNS elements. In tiles of 128
-// rows a warpgroup stores half of the rows, in tiles of 64 rows half of the columns. HIGH: rows of
-// a in a stage. LINES: lines per row and column in a stage. ACROSS_A, ACROSS_B: true if k is not
-// the contiguous dimension of that operand. OVERLAP: true if the products of a stage run while the
-// warpgroup waits for the next stage.
+// rows a warpgroup stores half of the rows, in tiles of 64 rows half of the columns.
+//
+// DEAL: the assignment of tiles to tasks, an ArkDeal (tiles.h). HIGH: the number of rows of a that
+// a stage of the ring holds; less than ROWS if a has fewer rows. LINES: a stage holds this number
+// of consecutive lines of each of its rows of a and columns of b. ACROSS_A, ACROSS_B: true if k is
+// not the contiguous dimension of that operand. OVERLAP: true if the products of a stage run while
+// the warpgroup waits for the next stage.
 template <class DEAL, typename T_, typename T_B, int ROWS, int COLUMNS, int HIGH, bool ACROSS_A,
           bool ACROSS_B, bool OVERLAP_, int LINES_>
 struct ArkProduct {

@@ -56,9 +56,10 @@ void widen_rows(const uint32_t* words, int apart, double (*to)[kSize]) {
   for (int e = 0; e < kSize; e += 2) widen_both(words + e / 2 * apart, kSize, to[e], to[e + 1]);
 }
 
-// Returns A or B converted to double, indexed by (k, line); a line is a row of A or a column of B.
-// An earlier conversion of the same registers is used if there is one; otherwise the result is
-// written to `tile`. neg and neg_hi of source k apply to its even and odd elements.
+// Returns source number k of the instruction (0: A, 1: B) converted to double. The first index of
+// the result is the place along K, the second one is the row of A or the column of B. An earlier
+// conversion of the same registers is used if there is one; otherwise the result is written to
+// `tile`. The modifiers neg and neg_hi negate the elements at even and odd places along K.
 template <In kIn>
 Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
   const Operand& operand = i.src[k];
@@ -157,8 +158,8 @@ void wmma_16(Wave& w, const Inst& i) {
   }
 }
 
-// The handler for integers. Bit k of neg is set if source k is signed. The clamp modifier saturates
-// the 32-bit sum.
+// The handler for integers of kBits bits. Bit k of the modifier neg is set if source number k (0:
+// A, 1: B) is signed. The modifier clamp saturates the 32-bit sum.
 template <int kBits>
 void wmma_i32(Wave& w, const Inst& i) {
   constexpr int kPerWord = 32 / kBits;

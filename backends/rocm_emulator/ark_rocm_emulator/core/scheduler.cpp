@@ -77,9 +77,11 @@ bool Grid::step() {
 
 namespace {
 
-// The structs below have the code that runs before and after each instruction, for different
-// options of the grid. instead(): returns true if it has executed the instruction in place of the
-// handler. after(): returns true if the slice continues.
+// Grid::execute takes one of the structs below as a template parameter. They have the code that
+// runs before and after each instruction of a grid that is executed with checks (Checked), with
+// delayed memory operations (Stale), with a timing model (Timed), or with none of these (Plainly).
+// instead(): returns true if it has executed the instruction in place of its handler. after():
+// returns false if the wave's slice of instructions ends here.
 struct Plainly {
   void before(Wave&, const Inst&) const {}
   bool instead(Wave&, const Inst&) const { return false; }
@@ -146,8 +148,8 @@ void Grid::execute(Wave& w, const Inst*& current, const Around& around) {
   }
 }
 
-// Like `execute`, for grids without code around instructions: executes a whole row of instructions
-// at a time.
+// Like `execute`, for grids without checks, delayed memory operations and timing model. Executes a
+// row of consecutive instructions at a time, without a look at the wave's state in between.
 void Grid::execute_rows(Wave& w, const Inst*& current) {
   while (w.slice > 0) {
     if (!w.default_mode) [[unlikely]] {

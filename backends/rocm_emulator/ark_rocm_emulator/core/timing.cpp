@@ -20,10 +20,14 @@ namespace {
 constexpr double kSlack = 64;   // cycles that a wave may run ahead of the others
 constexpr uint64_t kLine = 128;
 
-// The counter vmcnt counts to 63, so a wave has at most that many accesses in flight: the next one
-// waits for vmcnt(62).
+// Operands of s_waitcnt, encoded as in the instruction. Each limits the accesses that a wave has in
+// flight to what the wave's counter can count.
+//
+// The counter vmcnt, of accesses to global memory, counts to 63. So a wave waits after each access
+// until at most 62 are in flight: vmcnt(62).
 constexpr uint32_t kMostUnderWay = (62 & 15) | (62 >> 4) << 14 | 15 << 8;
-// The counter lgkmcnt, of LDS accesses and scalar loads in flight, counts to 15.
+// The counter lgkmcnt, of LDS accesses and scalar loads, counts to 15. So a wave waits after each
+// of them until at most 14 are in flight: lgkmcnt(14).
 constexpr uint32_t kMostScalar = 15 | 3 << 14 | 14 << 8;
 constexpr double kMoment = 500;   // nanoseconds per entry of memory_bytes_
 
