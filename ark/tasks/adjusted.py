@@ -7,7 +7,7 @@ draws a token from them. Emitted by ark.lower.ops.adjusted.
 operands: logits (1, vocab), options, settings, position, tokens, stops, bias (1, vocab), counts (1,
 vocab), scores (1, vocab), candidates (tiles, 2), shares (tiles, 3), allowed (1, vocab / 32).
 
-coord: tile. A tile adds the bias, excludes the tokens whose bit of `allowed` is 0 if the option
+coord: tile. A task adds the bias, excludes the tokens whose bit of `allowed` is 0 if the option
 `masked` is not 0, applies the penalties and stores the scores. It stores its best candidate in
 `candidates`, as `sample` does. In `shares` it stores the largest of its logits, the sum of their
 exponentials relative to that, and its largest score.

@@ -38,7 +38,11 @@ ARK_DEVICE void ark_each_line(const ark_i32* coord, const Body& body) {
 // have neighbouring packs of one line. Otherwise each lane has a line of its own, and V is 1. A
 // thread scans U packs while it loads the next U packs. Threads exchange their totals by shuffles
 // and through `red` (shared memory for 2 * ARK_THREADS totals). The order of joins depends only on
-// the shape. `start` must be neutral: joining it changes nothing.
+// the shape.
+//
+// start: the neutral value; joining it changes nothing. first_total: the value that is joined
+// before the line's first element. inside: false for a thread without a line. parity: the half of
+// `red` that the next exchange uses, 0 or 1; successive exchanges use the halves alternately.
 template <int N, bool REVERSE, bool EXCLUSIVE, bool ALONG, int TEAM, int U, int V, typename T,
           class Load, class Join, class Store>
 ARK_DEVICE void ark_scan_pieces(T start, T first_total, bool inside, const Load& load,

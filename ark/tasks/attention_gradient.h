@@ -2,9 +2,10 @@
 // values or of queries and their results' gradients, and walks over the rows of the other side.
 // attention_gradient.py describes operands and tasks.
 //
-// With s the scaled scores of a query row and l the logarithm of the sum of their exponentials, the
-// weights are p = exp(s - l). With d = (gradient of the result) v and the row's slope, the gradient
-// of the scores is p * (d - slope).
+// Let s be the scaled scores of a query row, and l the logarithm of the sum of their exponentials.
+// The attention weights are p = exp(s - l). The gradient of the scores is p * (d - slope), where d
+// is the dot product of the result's gradient with the value row v, and slope is the dot product of
+// the result's gradient with the result.
 
 // The rows of the other side, first to end - 1, with which row `at` of a tile is multiplied. KEYS:
 // true if tiles have rows of keys.
@@ -37,8 +38,8 @@ ARK_DEVICE void ark_attention_gradient(ArkCtx& c, const ArkTask& t, float scale,
   auto& s = *reinterpret_cast<ArkGradientScratch<S, C, R>*>(ARK_SCRATCH(c));
   constexpr int LENGTH = KEYS ? S::CONTEXT : S::M;
   const int batch = t.coord[0], head = t.coord[1], column = head * S::D;
-  // Element d of a row of the first or second operand of a side: of queries and their gradients
-  //, or of keys and values.
+  // Element d of a row of one side. which: 0 for queries or keys, 1 for the gradients of results or
+  // for values.
   const auto element = [&](bool queries, int which, int row, int d) {
     if (queries) {
       return which == 0 ? ark_load(c, query, 0, batch, row, column + d)

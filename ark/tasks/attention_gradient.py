@@ -8,9 +8,9 @@ Emitted by ark.lower.ops.attention_gradient.
 operands: q (batch, m, heads * head_dim), k and v (batch, context, heads * head_dim), the gradient
 of the result (as q), logarithms and slopes (batch, m, heads) fp32, [mask as in ark.tasks.
 attention_tiles], gradients. The logarithm of a row is that of the sum of its exponentials, infinity
-for a row without a visible key. The slope is the product of a row's result and its gradient. With
-`keys`, a tile has rows of keys and values, and the gradients are those of k and v; otherwise a tile
-has rows of queries, and the gradient is that of q.
+for a row without a visible key. The slope is the dot product of a row's result with its gradient.
+With `keys`, a tile has rows of keys and values, and the gradients are those of k and v; otherwise a
+tile has rows of queries, and the gradient is that of q.
 
 coord: batch, head, first row.
 """
@@ -82,7 +82,7 @@ class AttentionGradient(TaskKind):
             shaped(sig, index, key.shape if p.keys else query.shape, query.dtype)
         if p.mask:
             check_mask(sig, SLOPES + 1, p.mask, (batch, p.heads, rows, context))
-            need(p.fill == -math.inf, "hidden keys have the score -inf")
+            need(p.fill == -math.inf, f"the score of hidden keys must be -inf, got {p.fill}")
         need(context + rows <= INT_MAX, "element indices exceed 32 bits")
 
     def places(self, sig: Signature) -> Places:
@@ -204,8 +204,9 @@ def _scratch(sig: Signature, chunk: int, strip: int, cooperative: bool) -> int:
 
 
 def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
-    """The numbers of rows that the common device function processes at a time: of the walked side,
-    and of the tile. There are fewer rows of the tile if little shared memory is free.
+    """The numbers of rows that the common device function processes at a time: of the side over
+    which a tile walks, and of the tile. It processes fewer rows of the tile if little shared memory
+    is free.
     """
     chunk = 32
     strip = min(16 if machine.cooperative else 32, sig.read(AttentionGradientParams).rows)

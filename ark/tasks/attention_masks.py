@@ -24,14 +24,14 @@ def check_mask(sig: Signature, index: int, form: MaskForm, full: tuple[int, ...]
     fits = fits and all(n in (1, size) for n, size in zip(mask.shape[1:], full[1:], strict=True))
     need(
         fits,
-        f"the mask has shape {list(mask.shape)}; expected the sizes {full} or 1, or a "
-        "divisor of the first",
+        f"the mask has shape {list(mask.shape)}; each size must be 1 or that of the scores "
+        f"{list(full)}, and the first may be a divisor of {full[0]}",
     )
 
 
 def mask_of(sig: Signature, index: int, form: MaskForm, fill: float, batch: int) -> str:
     """The text of the mask argument of an attention call. index: of the mask operand. batch: the
-    number of sequences, for which fewer masks repeat.
+    number of sequences. If there are fewer masks, they repeat from sequence to sequence.
     """
     if not form:
         return "ArkNoOperand{}"

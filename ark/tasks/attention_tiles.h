@@ -1,6 +1,9 @@
 // Attention of tiles of queries with a running softmax (FlashAttention). attention_tiles.py
 // describes operands and tasks.
 
+// The compile-time constants of an attention: parameters and sizes of attention_tiles.py. WIDTH:
+// elements of a head. LENGTH: rows of queries in a sequence. TILE: rows of queries in a tile.
+// GROUP: heads in a section (see ark_attention_numbered).
 template <int BATCH, int HEADS, int KV_HEADS, int WIDTH, int LENGTH, int CONTEXT_, int TILE,
           bool CAUSAL_, int WINDOW_, bool CAPPED_, bool BY_ROWS_, int TASKS_, int GROUP,
           bool STRICT_ = false>
@@ -260,7 +263,9 @@ ARK_DEVICE void ark_attention_tile_values(ArkAttentionTileScratch<S, C, R>& s, V
   }
 }
 
-// logarithms: an operand for each row's logarithm of the sum of exponentials.
+// Computes the attention of all tiles of a task, R rows by C keys at a time. cap: the soft cap of
+// the scores. sinks: further scores of the heads. logarithms: the operand to which the logarithm of
+// each row's sum of exponentials is stored. Operands that are not given have the type ArkNoOperand.
 template <class S, int C, int R, class Q, class K, class V, class O, class P, class N, class M,
           class L = ArkNoOperand>
 ARK_DEVICE void ark_attention_tiles(ArkCtx& c, const ArkTask& t, float scale, float cap, Q query,

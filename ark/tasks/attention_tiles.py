@@ -7,17 +7,18 @@ softcap, placed, sinks, by_rows, paged, tasks, group, mask, fill, strict, logari
 
 operands: q ([batch,] m, heads * head_dim), keys and values, output, [position (1,) if placed], [the
 page numbers (1, most) if paged; ark.tasks.paged], [sinks (heads,) fp32 if sinks], [mask (batch,
-heads, m, context) if mask], [logarithms ([batch,] m, heads) fp32 if logarithms]. A mask's
-dimensions are full or 1; a mask of fewer batches repeats. A logarithm is that of a row's sum of
-exponentials of the scores; infinity if all scores are -inf. The
-shape of keys and values is ([batch,] kv_heads, context, head_dim), dense; if by_rows, ([batch,]
-context, kv_heads * head_dim), like the queries; if paged, (pool, kv_heads, page, head_dim). Row r
-is at position + r (at r if not placed). If causal, it sees the keys up to its own position,
+heads, m, context) if mask], [logarithms ([batch,] m, heads) fp32 if logarithms]. The shape of keys
+and values is ([batch,] kv_heads, context, head_dim), dense; if by_rows, ([batch,] context, kv_heads
+* head_dim), like the queries; if paged, (pool, kv_heads, page, head_dim). Each dimension of a mask
+has its full size or size 1. If there are fewer masks than batches, they repeat.
+
+Row r is at position + r (at r if not placed). If causal, it sees the keys up to its own position,
 otherwise all; with a window, only the last `window` of these. The scores are q k scale; if softcap
 is not 0, they become softcap * tanh(score / softcap). A sink is a further score of a head, without
 a value. Depending on `mask`, the mask is added to the scores, is true for visible keys, or is true
 for hidden keys, whose score is `fill`. Scores of -inf have weight 0. A row that has only such
-scores gives zeros, or NaN if strict.
+scores gives zeros, or NaN if strict. The logarithm of a row is that of the sum of the exponentials
+of its scores; it is infinity if all its scores are -inf.
 
 coord: batch, head, first row. If `tasks` is not 0, a task has several tiles, and coord is the
 task's number. Tiles are numbered by sections. A section is `group` heads, whose keys stay in the L2
@@ -137,12 +138,14 @@ class AttentionTiles(TaskKind):
             check_mask(sig, _mask_index(sig), p.mask, full)
             need(
                 not paged and p.fill < math.inf,
-                "keys in pages do not support a mask of hidden keys",
+                f"a mask needs keys outside of pages and a fill below infinity, got {p.fill}",
             )
         if p.logarithms:
             shaped(sig, len(sig.operands) - 1, (*query.shape[:-1], heads), "fp32")
         need(context_of(sig) + query.shape[-2] <= INT_MAX, "element indices exceed 32 bits")
-        need(p.tasks <= number_of_tiles(sig), "there are more tasks than tiles")
+        need(
+            p.tasks <= number_of_tiles(sig), f"{p.tasks} tasks exceed {number_of_tiles(sig)} tiles"
+        )
 
     def places(self, sig: Signature) -> Places:
         p = sig.read(AttentionTilesParams)
@@ -277,7 +280,7 @@ def given(sig: Signature) -> tuple[str, ...]:
 
 
 def logarithms(sig: Signature) -> tuple[str, ...]:
-    """The text of a further argument if the operands have logarithms."""
+    """The text of the argument for the operand `logarithms`; no text if it is not given."""
     if not sig.read(AttentionTilesParams).logarithms:
         return ()
     return (text.given(sig, len(sig.operands) - 1, const=False),)

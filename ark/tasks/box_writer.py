@@ -30,7 +30,7 @@ from ark.tasks.box_text import (
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
 PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
-LEAST_PACKS = 4  # whole packs of a row that ends with a partial pack, if there are several rows
+LEAST_PACKS = 4  # the fewest whole packs of a row with a partial pack, if there are several rows
 # The record of a task (the struct that the device reads) has one bit for each operand that the
 # previous task of the processor computed, so that it may still be in registers.
 MAX_KEPT_OPERANDS = 16
@@ -332,9 +332,9 @@ class BoxWriter:
         return store
 
     def several(self, packs: Packs, machine: Machine) -> bool:
-        """True if a thread loads its next round of packs while it computes the current one: in the
-        variant `block` if a round has less than half of the bytes that a thread should have in
-        flight, in `matrix`, whose threads have more registers, if there are several inputs.
+        """True if a thread loads its next round of packs while it computes the current one. In the
+        variant `block`: if a round has less than half of the bytes that a thread should have in
+        flight. In `matrix`, whose threads have more registers: if there are several inputs.
         """
         able = machine.variant.name in ("block", "matrix") and machine.has(Capability.ROUNDS_AHEAD)
         if self.places or self.keeps or not self.out or not able:

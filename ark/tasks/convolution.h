@@ -28,7 +28,7 @@ constexpr int ark_convolution_rows(int rows, int others, int most) {
 // Computes a tile of the result, which has G groups of M output channels of N pixels. The tile has
 // GROUPS groups, ROWS output channels and COLUMNS pixels, from g0, m0 and n0 on. STEP: the distance
 // in elements from a channel of the input to the next. TAP: the distance from a tap (element of the
-// window) of the weights to the next.
+// window) of the weights to the next. MOST: the largest number of output channels of a thread.
 template <int GROUPS, int ROWS, int COLUMNS, int G, int M, int N, int CHANNELS, int TAPS,
           ark_i64 STEP, ark_i64 TAP, int MOST, class Weight, class Begin, class Finish>
 ARK_DEVICE void ark_convolution(ArkCtx&, const ArkTask&, int g0, int m0, int n0,
@@ -94,9 +94,10 @@ struct ArkWindow {
 };
 
 // Computes a tile of the result of a convolution with one output channel per group. The tile has
-// GROUPS groups and COLUMNS pixels (whole rows of pixels), from g0 and n0 on. weight(g, channel,
-// tap) and source(g, channel, y, x) are addresses of elements; finish(g, 0, n, sum) stores a
-// result.
+// GROUPS groups and COLUMNS pixels (whole rows of pixels), from g0 and n0 on. A thread computes R
+// neighbouring results of one column of the image. W: the convolution's ArkWindow. weight(g,
+// channel, tap) and source(g, channel, y, x) are addresses of elements; finish(g, 0, n, sum) stores
+// a result.
 template <class W, int GROUPS, int COLUMNS, int G, int CHANNELS, int R, class Weight, class Source,
           class Finish>
 ARK_DEVICE void ark_convolution_columns(ArkCtx&, const ArkTask&, int g0, int n0,

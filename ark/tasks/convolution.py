@@ -149,9 +149,9 @@ def check_expression(sig: Signature, expr: list[Any] | None) -> None:
 
 
 def column_rows(sig: Signature, machine: Machine) -> int:
-    """The number of neighbouring results in one column of the image that a thread computes. It is
-    not 0 only for depthwise convolutions (one output channel per group) whose tiles are whole image
-    rows.
+    """The number of neighbouring results in one column of the image that a thread computes. 0 if
+    threads do not compute columns. Only depthwise convolutions (one output channel per group) whose
+    tiles are whole image rows are computed by columns.
     """
     p, out = sig.read(ConvolutionParams), sig.operands[2].shape
     groups, _, places = p.tile[1:]

@@ -206,9 +206,9 @@ def _operands(name: str, text: str) -> dict[str, tuple[Dim, ...]]:
         match = _OPERAND.match(text, at)
         end = match.end() if match else at
         if match is None or text[end : end + 1] not in ("", ","):
-            raise _wrong(name, f"{text[at:].strip()!r} is no operand; one is written like x[m, k]")
+            raise _wrong(name, f"{text[at:].strip()!r} is not an operand; write it like x[m, k]")
         if match[1] in operands:
-            raise _wrong(name, f"{match[1]} stands twice on one side of '->'")
+            raise _wrong(name, f"{match[1]} appears twice on one side of '->'")
         _check_name(match[1], f"custom op {name!r}: an operand", "a name")
         operands[match[1]] = tuple(_dim(name, match[1], part) for part in match[2].split(","))
         at = end + 1
@@ -222,8 +222,8 @@ def _dim(name: str, operand: str, text: str) -> Dim:
     if match is None or (match[1] and match[3]):
         raise _wrong(
             name,
-            f"{text.strip()!r} is no dimension of {operand}; it may be an axis (m), all of one "
-            "(all m), one with neighbours (m+-2) or a size (3)",
+            f"{text.strip()!r} is not a dimension of {operand}; expected an axis (m), all of an "
+            "axis (all m), an axis with neighbours (m+-2) or a size (3)",
         )
     _check_name(match[2], f"custom op {name!r}: an axis", "a name")
     return Dim(match[2], 0, bool(match[1]), int(match[3] or 0))
@@ -261,7 +261,9 @@ def _check(form: Form, dtypes: Mapping[str, Sequence[str]]) -> None:
     for constant in form.constants:
         _check_name(constant, f"custom op {form.name!r}: a constant", "a name")
         if constant in axes or constant in names:
-            raise _wrong(form.name, f"{constant} is a constant and an operand or axis too")
+            raise _wrong(
+                form.name, f"{constant} is the name of a constant and of an operand or axis"
+            )
     for taken in (n for n in (*names, *axes, *form.constants) if n in CALLED):
         raise _wrong(
             form.name,

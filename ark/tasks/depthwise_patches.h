@@ -11,7 +11,7 @@ struct ArkPatches {
   static constexpr int groups = (TILE::tile[2] + ACROSS - 1) / ACROSS;
   static constexpr int in_band = groups * pairs, units = images * bands * in_band;
   // A thread computes one unit at a time: a patch of results for two neighbouring channels. The
-  // number of units is rounded up, so that all threads take part in the last round too.
+  // number of units is rounded up, so that all threads take part in the last pass too.
   static constexpr int units_up = (units + ARK_THREADS - 1) / ARK_THREADS * ARK_THREADS;
   // Rows and columns of the image that a patch reads, and those that all patches of a tile read.
   static constexpr int reach_down = (WINDOW::down - 1) * WINDOW::apart_down + 1;
@@ -89,8 +89,9 @@ ARK_DEVICE void ark_depthwise_patches(ArkCtx&, const ArkTask& t, char* scratch,
   T* image = reinterpret_cast<T*>(scratch);
   float* factors = reinterpret_cast<float*>(scratch + P::bytes);
   const int c0 = t.coord[3], end = ark_tile_end<TILE, 3>(t.coord);
-  // FIRST: the number of patches that the block computes in the first half of its rounds. LINES:
-  // the number of image rows that these patches read.
+  // In each pass, every thread computes one patch. FIRST: the number of patches that the block
+  // computes in the first half of its passes. LINES: the number of image rows that these patches
+  // read.
   constexpr int FIRST = (P::units + 2 * ARK_THREADS - 1) / (2 * ARK_THREADS) * ARK_THREADS;
   constexpr int LINES = P::units <= FIRST ? P::lines : P::lines_of((FIRST - 1) / P::in_band);
   ark_depthwise_copy<WINDOW, TILE, P>(t, image, 0, LINES, source);

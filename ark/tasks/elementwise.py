@@ -163,8 +163,8 @@ class Elementwise(TaskKind):
 
 
 def claim_tile(sig: Signature, times: int = 1) -> Mapping[str, Any]:
-    """The op's parameters with larger or smaller tiles: about `times` CLAIM_BYTES, but at most as
-    large as the present ones.
+    """The op's parameters with tiles of about `times` CLAIM_BYTES. The present tiles are kept if
+    the new ones would be larger in a dimension.
     """
     out, before = sig.operands[-1], sig.read(TiledParams).tile
     tile = tile_of(out.shape, times * CLAIM_BYTES // out.itemsize)

@@ -22,7 +22,7 @@ from ark.plan.params import Params, count, need, shaped, typed
 from ark.tasks import expression, text
 
 FIRST_EXTRA = 4  # the index of the first operand after the output
-MAX_SLOTS = 8  # of a row, whose results a task adds up
+MAX_SLOTS = 8  # the most slots of a row whose results a task adds up
 
 Some = Annotated[int, msgspec.Meta(ge=0, le=4)]
 

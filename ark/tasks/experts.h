@@ -101,7 +101,7 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
       if (k < N) ark_hold(ahead[u], in(r, k));
     }
   };
-  const float none = ark_inf() - ark_inf();  // neither greater nor equal
+  const float none = ark_inf() - ark_inf();  // NaN
   int r = ark_warp();
   if (r < rows) load(r, 0);
   for (; r < rows; r += ARK_WARPS) {
@@ -328,7 +328,7 @@ ARK_DEVICE void ark_expert_products(ArkCtx& c, const ArkTask& t, const X& x, con
   for (int top = t.coord[2]; top < end; top += step) {
     const int bottom = top + step < end ? top + step : end;
     for (int slot = first; slot < last; ++slot) {
-      if (TOTAL > 0) ark_sync();  // all have read the input of the slot before
+      if (TOTAL > 0) ark_sync();  // all threads have read the previous slot's input
       const int expert = ark_expert_input<K, SLOTS, FIRST, OF>(c, row, slot, x, experts, xs);
       const bool held = OF <= EXPERTS || (expert >= 0 && expert < EXPERTS);
       ark_sync();

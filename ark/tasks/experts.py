@@ -59,7 +59,7 @@ from ark.tasks.row_values import bytes_of
 
 MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
 MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
-MAX_PACKET_ROW, MAX_PACKET_RESULTS = 512, 32  # of a row that is read as packets
+MAX_PACKET_ROW, MAX_PACKET_RESULTS = 512, 32  # elements and k of a row that is read as packets
 MAX_ALONE = 64  # results that a single thread keeps at once
 MAX_TOTALS = 256  # results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h
 KEY_BYTES = 8  # bytes of an element's sort key

@@ -229,7 +229,8 @@ class Matmul(TaskKind):
         many = len(tiles(sig, coord))
         moved = super().cost(sig, coord)[1]
         if rotates(sig):
-            # The accesses of results cover whole caches, of which a task writes its tile only.
+            # The accesses to the results cover whole caches, although a task writes only the rows
+            # of its tile. So the bytes of the results are computed from the size of the tile.
             read = [a for a in self.accesses(sig, coord) if a.operand < 2]
             moved = float(rows * columns * many * sig.operands[2].itemsize + bytes_of(sig, read))
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, moved

@@ -19,7 +19,7 @@ from ark.tasks.matmul_params import MatmulParams
 MOST_ROWS, MOST_COLUMNS = 8, 16  # most rows, or columns, of a thin product's result
 MAX_ROWS_ACROSS = 8  # most rows if threads read neighbouring columns of the other operand
 LEAST, LEAST_DEPTH = 16, 64  # smallest size of the result's other dimension, and of k
-LEAST_OF_VECTOR = 4  # the same if the narrow operand is a single row or column with contiguous k
+LEAST_OF_VECTOR = 4  # both numbers if the narrow operand is a single vector with contiguous k
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5

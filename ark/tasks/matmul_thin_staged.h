@@ -36,7 +36,7 @@ ARK_DEVICE void ark_matmul_thin_staged(char* scratch, int first, int k0, int k1,
                       reinterpret_cast<const char*>(from), here);
       }
     };
-    if (at > first) ark_sync();  // all threads have read the last rows' sums
+    if (at > first) ark_sync();  // all threads have read the sums of the previous rows
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
       if (step < steps) copy(step);

@@ -178,8 +178,8 @@ def _result(p: PoolParams, at: str = "") -> str:
 
 
 def _over_window(sig: Signature, body: str, predicated: bool) -> str:
-    """Statements that run `body` for each element of a window. predicated: True to load also for
-    elements outside of the input, and ignore these.
+    """Statements that run `body` for each element of a window. predicated: True to load a
+    value even for elements outside of the input, and ignore it. The code then has no branches.
     """
     source, p = sig.operands[0].shape, sig.read(PoolParams)
     names, _ = _names(sig)

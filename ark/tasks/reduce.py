@@ -183,7 +183,7 @@ class Reduce(TaskKind):
             f"a term that uses element indices may have at most {allowed} dimensions, got {dims}",
         )
         inner = -1 in used and axis != dims - 1
-        need(not inner, "the term uses the last dimension's index, which is not the reduced one")
+        need(not inner, "the term uses the last dimension's index, but another one is reduced")
 
     def places(self, sig: Signature) -> Places:
         return box(fold(sig.operands[-1].shape), sig.read(ReduceParams).tile)

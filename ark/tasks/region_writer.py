@@ -42,8 +42,8 @@ class RegionWriter(BoxWriter):
         return super().packs() if math.prod(self.tile) >= MIN_PACKED_ELEMENTS else Packs()
 
     def choices(self) -> list[Packs]:
-        """Packs of aligned operands only: code for other addresses would take registers that two
-        rounds of packs need.
+        """The ways in which packs can be accessed: only one, for aligned operands. Code for other
+        addresses would take registers in which a thread holds the packs that it loads ahead.
         """
         packs = self.packs()
         return [packs] if packs.size > 1 else []

@@ -12,7 +12,7 @@ struct ArkRope {
   static constexpr int QUERIES = HEADS * D;               // columns of queries
   static constexpr int ROTATED = (HEADS + KV_HEADS) * D;  // columns of queries and keys
   static constexpr int COLUMNS = ROTATED + KV_HEADS * D;  // all of them
-  // the distance from one row's heads of the caches to the next row's
+  // The number of heads in the caches from the first head of one row to that of the next row.
   static constexpr int CACHED = SEQUENCES > 1 ? KV_HEADS : 0;
   O output;
   F frequencies;

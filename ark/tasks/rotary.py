@@ -112,7 +112,7 @@ def rotary_check(sig: Signature, out: int, first: int, shape: tuple[int, int]) -
     if in_pages(sig, first):
         need(len(sig.operands) > first + 4, "caches in pages need a page table")
         fits = rows == sequences or not has_fresh(sig, first)
-        need(fits, f"operand `fresh` needs one row per sequence, got {rows} rows of one")
+        need(fits, f"operand `fresh` needs one row per sequence, got {rows} rows of one sequence")
         table = sig.operands[first + 4].shape
         need(
             len(table) == 2 and table[0] == sequences,

@@ -40,7 +40,7 @@ MAX_STAGES = 256
 # Elements of the rows of all inputs that a thread holds, if threads have at least MANY_REGISTERS
 # registers, and otherwise.
 MAX_HELD_ELEMENTS, MAX_FEW_HELD_ELEMENTS = 96, 64
-MAX_EACH_ELEMENTS = 24  # of one row
+MAX_EACH_ELEMENTS = 24  # elements of one row that a thread holds
 
 Stage = tuple[Literal["each", "sum", "row"], list[Any]]
 Numbers = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]

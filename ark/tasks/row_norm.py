@@ -55,7 +55,7 @@ MAX_WAITING_REGISTER_BYTES = 64
 # Bounds for short rows without vector accesses: fewer lanes with several elements each need fewer
 # exchanges between lanes.
 MAX_ODD_LANES, MAX_ODD_ELEMENTS = 8, 8
-BATCH_ELEMENTS = 16  # elements of several rows at once
+BATCH_ELEMENTS = 16  # elements of several short rows that a thread holds at once
 # If threads have at least MANY_REGISTERS registers, a warp holds all of its rows of a task in
 # registers at once. A thread then holds up to MOST_TOGETHER elements of at most MOST_ROWS rows.
 # More rows would need registers for their addresses and sums that a model's other device functions

@@ -104,8 +104,8 @@ ARK_DEVICE bool ark_choose_by_lane(ArkCtx& c, int number, S settings, P position
 // Processes all sequences. A sequence that has ended is not changed; a sequence within its prompt
 // advances by one position; for all others a token is chosen as by ark_choose. Each sequence is
 // processed by one warp or, if there are many sequences, by one thread. If a sequence samples among
-// its largest logits, all threads process one sequence after the other. The run ends when the last
-// sequence has ended.
+// its largest logits, all threads process one sequence after the other. The launch ends when the
+// last sequence has ended.
 template <int VOCABULARY, int TILES, int CONTEXT, int STOPS, int BATCH, int SETTINGS, class L,
           class S, class P, class C, class T, class H, class E>
 ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S settings, P position,

@@ -103,9 +103,9 @@ def test_tiles_and_shapes() -> None:
 DECLARATIONS = {
     "no '->'": {"signature": "x[m]"},
     "no result": {"signature": "x[m] ->"},
-    "'x' is no operand": {"signature": "x -> y[m]"},
-    "is no dimension of x": {"signature": "x[m*2] -> y[m]"},
-    "stands twice": {"signature": "x[m], x[m] -> y[m]"},
+    "'x' is not an operand": {"signature": "x -> y[m]"},
+    "is not a dimension of x": {"signature": "x[m*2] -> y[m]"},
+    "appears twice": {"signature": "x[m], x[m] -> y[m]"},
     "dimensions differ on either side": {"signature": "x[m, k] -> x[m]"},
     "has 5 dimensions": {"signature": "x[a, b, d, e, f] -> y[a]"},
     "each task needs a tile of its own": {"signature": "x[m] -> y[all m]", "tile": {"m": 4}},
