@@ -85,7 +85,7 @@ BOX_TILES = BoxTiles(
     deep_bytes=1 << 17,
     normed_parts=2,
     attention_rows=128,
-    codes=((64, 32), (64, 64)),  # wider ones leave fewer stages for other products
+    codes=((64, 32), (64, 64)),  # wider tiles would leave fewer stages for other products
 )
 
 
@@ -95,10 +95,11 @@ BOX_TILES = BoxTiles(
 # docs/history/performance.md). Fitted with `ark bench fidelity` on an H200, 2026-11-28: next_us and
 # next_rate from its two chains of 64 additions (14.2 us in bf16, 19.7 us in fp32), turned_share
 # from its two transposes of 8192 x 8192 (81 and 205 us). unaligned_share from a product of
-# 1000x333x777 in fp32 (28.5 us, 17.6 by the time of its aligned part; 2026-11-30). apart_rate from
-# tasks of a training step of ResNet-18 in fp32: copies in which windows of 3x3 come last (14,112
-# elements in 18.2 us) and sums of rows of 9 elements (225,792 in 169 us).
-# column_rate from sums of a BERT's bias gradients (256 rows of 64 columns in bf16: 2.8 us).
+# 1000x333x777 in fp32, whose rows are not aligned (28.5 us; with aligned rows it would take 17.6
+# us, estimated from the time of its aligned part; 2026-11-30). apart_rate from tasks of a training
+# step of ResNet-18 in fp32: copies whose last dimensions are windows of 3x3 (14,112 elements in
+# 18.2 us) and sums of rows of 9 elements (225,792 in 169 us). column_rate from sums of a BERT's
+# bias gradients (256 rows of 64 columns in bf16: 2.8 us).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,

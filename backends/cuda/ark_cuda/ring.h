@@ -16,7 +16,7 @@ constexpr ark_u64 ARK_STREAM_POLICY =
 
 struct ArkRing {
   ark_u64 full[ARK_RING_DEPTH];   // the loading warp arrives once per stage and expects its bytes
-  ark_u64 empty[ARK_RING_DEPTH];  // the stage's warp arrives for all warps, or each for itself
+  ark_u64 empty[ARK_RING_DEPTH];  // the warps that have read the stage arrive
   ark_u32 leave;                  // the computing warps have left the loop
   // 1 + the number of the latest iteration that may begin. Accessed by atomics, because the
   // sanitizer's racecheck recognises only these.

@@ -140,7 +140,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
   // The number of rows that a lane loads at a time. Long contexts need many loads in flight. For
   // short contexts, fewer rows make the code smaller.
-  constexpr bool AHEAD = ARK_WARPS <= 8;  // registers for the next rows beside these
+  constexpr bool AHEAD = ARK_WARPS <= 8;  // enough registers to load the next rows early
   constexpr bool FOUR = G <= 4 && (AHEAD || LANES > 8);
   constexpr int LONGEST = CONTEXT / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
   constexpr int MOST = LONGEST > STEP ? MANY : 1, U = LANES < MOST ? LANES : MOST, OWN = LANES / U;

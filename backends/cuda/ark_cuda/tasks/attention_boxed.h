@@ -7,8 +7,9 @@
 
 // The number of positions in each stage of a task that processes `rows` positions. A slot has room
 // for `most`, a multiple of `unit`. The stages fill all slots evenly, as often as necessary,
-// because each warp processes the stages of its own slots only. With full stages, one warp would
-// process two stages of 513 positions in eight slots, the second of which would wait for a slot.
+// because each warp processes the stages of its own slots only. For example, full stages of 64
+// positions would divide 513 positions into nine stages for eight slots. One warp would then
+// process two stages, and the second one would have to wait for its slot.
 ARK_DEVICE ark_u32 ark_boxed_step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
   const ark_u32 room = ARK_MATRIX_STAGES * most, rounds = rows / room + (rows % room != 0u);
   const ark_u32 stages = ARK_MATRIX_STAGES * (rounds > 0u ? rounds : 1u);

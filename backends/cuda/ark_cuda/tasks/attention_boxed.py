@@ -17,8 +17,8 @@ from ark_cuda.tasks.stages import SLABS
 KINDS = ("attention", "paged_attention")
 MAX_GROUP = 8  # the most query heads of a key/value head: matrix units take them at once
 MAX_SHARERS = 4  # the most warps that share a stage
-PRODUCT_POSITIONS = 8  # of a product of matrix units
-MAX_PARTS = 4  # partial results of two warps each
+PRODUCT_POSITIONS = 8  # positions that one matrix instruction multiplies
+MAX_PARTS = 4  # the most partial results in shared memory if two warps share one
 
 
 def rows(sig: Signature, machine: Machine) -> int:

@@ -23,8 +23,9 @@ struct ArkBoxedPlace {
 constexpr int ARK_BOXED_SKEW = 32;  // bytes between two quarters of the values in a stage
 
 // A warp's running softmax. top, den: the maximum and the denominator of head l / 4 in lane l; the
-// denominator is only over the lane's own positions. o: sums of values of this head. Those of the
-// elements VEC * (2 (l % 4) + i) + j of each 64 are o[.][j][i] + o[.][j][2 + i], i being 0 or 1.
+// denominator is only over the lane's own positions. o: sums of values of this head, which is
+// divided into PARTS parts of 64 elements. For i = 0 and 1, the sum of element VEC * (2 (l % 4) +
+// i) + j of part p is o[p][j][i] + o[p][j][2 + i].
 template <int D>
 struct ArkBoxedSums {
   static constexpr int PARTS = D > 64 ? D / 64 : 1, VEC = D / PARTS / 8;

@@ -5,8 +5,9 @@
 // of rows in shared memory, ark/tasks/attention_gradient.py the task.
 
 // The sizes of the data in shared memory, in bytes unless they are counts. D: elements of a head.
-// KEYS: true if a tile has rows of keys. COLUMNS: rows of the other side in a block. PART: how many
-// of them a warp multiplies at once. HELD: true if a warp keeps its own rows in registers.
+// KEYS: true if a tile has rows of keys. ROWS: rows of a tile. COLUMNS: rows of the other side in a
+// block. PART: how many of them a warp multiplies at once. SLOTS: blocks that shared memory holds.
+// HELD: true if a warp keeps its own rows in registers.
 template <typename T, int D, bool KEYS_, int ROWS_, int COLUMNS_, int PART_, int SLOTS_, bool HELD_>
 struct ArkGradientUnits {
   typedef T type;
@@ -95,7 +96,8 @@ struct ArkGradientStatistics {
 };
 
 // Turns a warp's scores into weights. own, column: the rows of the first score in the tile's side
-// and in the other side.
+// and in the other side. block: the slot that holds the other side's rows. part: the index in the
+// block of the first of these rows.
 template <class U, class S, class M>
 ARK_DEVICE void ark_gradient_weigh(float (&s)[U::PART / 2], const M& mask, const ArkTask& t,
                                    float scale, int own, int column, const char* block, int part,

@@ -30,10 +30,10 @@ TYPES = ("bf16", "fp16")
 SLAB_ROWS = 16  # rows of queries that a warp multiplies at once
 SHARED_ROW_BYTES = 128  # bytes: a row in shared memory is padded to a multiple of it
 OTHER_REGISTERS = 32  # registers of a thread for other values than sums and scores
-FEW_KEYS = 48  # rows of a block; with fewer, keys are read again too often
+FEW_KEYS = 48  # keys of a block; with fewer, shared memory is read too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
 _MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor
-STRIP_BYTES = 64  # bytes: the position of the current part; several crews have one for the next too
+STRIP_BYTES = 64  # bytes of an ArkAttentionStrip; with several crews, each has two of them
 _MAX_NAMED_BARRIERS = 14  # barriers of a block beside those of the loop
 
 

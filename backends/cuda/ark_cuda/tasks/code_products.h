@@ -14,9 +14,11 @@ constexpr bool ARK_SAME = false;
 template <typename A>
 inline constexpr bool ARK_SAME<A, A> = true;
 
-// The shape of a product whose tiles have COLUMNS columns. HIGH: rows of the input in a stage.
-// SCALE_BYTES, ZERO_BYTES: bytes per row of the boxes of scales and of zero points in a stage; 0 if
-// a stage has none.
+// The shape of a product whose tiles have COLUMNS columns. DEAL: the assignment of tiles to tasks,
+// an ArkDeal (tiles.h). ROW: the type of a row of weights, an ArkRow. HIGH: the number of rows of
+// the input that a stage holds, rounded up to a multiple of 8. SCALE_BYTES: bytes per row of
+// weights of the box that loads a stage's scales, and of the box that loads its zero points; 0 if
+// there are no such boxes.
 template <class DEAL, typename T_, class ROW, int COLUMNS, int HIGH, int SCALE_BYTES>
 struct ArkCodeProduct;
 template <class DEAL, typename T_, class C_, int K, int GROUP_, class S_, bool ZEROS_, int COLUMNS,

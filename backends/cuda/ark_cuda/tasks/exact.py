@@ -29,8 +29,8 @@ EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at once
 # computes, so that their sums fit in registers.
 MOST_PART = {1: 2048, 3: 1024}
 UNIT_DEPTHS = (64, 32, 16)  # elements along k in a stage on matrix units
-# Stages of a depth are used if they cover k with at most this many times the elements along k that
-# stages of the smallest depth would cover.
+# The last stage may be partly empty, more so if stages are deep. A depth is used only if all stages
+# together have at most this many times the elements along k of stages of the smallest depth.
 MOST_BEYOND = 1.125
 LEAST_STAGES, MOST_STAGES = 4, 8  # number of stages, if shared memory suffices
 

@@ -19,7 +19,7 @@ from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
 PIECE_BYTES = 16
-MAX_HELD = 6  # pieces that a lane has of the rows of a step: they take four registers each, twice
+MAX_HELD = 6  # pieces of a step that a lane holds, each in 4 registers, beside the next step's
 WARP_LANES = 32
 
 

@@ -188,7 +188,7 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
   for (int s = 0; s < steps; ++s) {
     if (s + 1 < steps) load(next, s + 1);
     if (SLOTS && (s == 0 || slot_of(s) != slot_of(s - 1))) {
-      if (s > 0) ark_sync();  // all warps have read the input of the slot before
+      if (s > 0) ark_sync();  // all warps have read the previous slot's input
       ark_expert_row<Order, K, SLOTS>(c, row, first_slot + slot_of(s), x, xs);
       ark_sync();
     }

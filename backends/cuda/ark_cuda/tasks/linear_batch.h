@@ -215,7 +215,7 @@ ARK_DEVICE bool ark_linear_batch(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not earlier, because this may wait for a slot of the ring
+      if (j == first) {  // only after the stage was released: the loading warp needs its slot
         ark_squares_wait(squared);
 #pragma unroll
         for (int e = 0; e < Tile::COLUMNS; ++e) {

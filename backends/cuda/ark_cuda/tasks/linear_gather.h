@@ -95,7 +95,7 @@ ARK_DEVICE void ark_batch_eights(const T* p, const uint4 (&factor)[F], T* xs, fl
           words[e] = ark_multiply_pair(p, words[e], by[e]);
         }
       }
-      if constexpr (BOXED) {  // even pairs, and odd ones
+      if constexpr (BOXED) {  // the even pairs before the odd pairs
         uint2* even = reinterpret_cast<uint2*>(to + m * PITCH);
         uint2* odd = reinterpret_cast<uint2*>(to + m * PITCH + ARK_BOX_BLOCK / 2);
         *even = make_uint2(words[0], words[2]);

@@ -154,7 +154,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
   constexpr int STEP = 32 / R, WIDTH = S::WIDTH;
   W* xs = reinterpret_cast<W*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
-  float* parts = squares + ARK_WARPS;  // with P > 1, by row: the parts and their number
+  float* parts = squares + ARK_WARPS;  // if P > 1: for each row, the sums of its parts
   ark_u32* counts = reinterpret_cast<ark_u32*>(parts + TASK_ROWS * P);
   const int end = t.coord[1];
   const bool lead = ark_lane() % STEP == 0;
@@ -201,7 +201,7 @@ ARK_DEVICE bool ark_linear_roles(ArkCtx& c, const ArkTask& t, X input, const N& 
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not earlier: the ring waits for the slot
+      if (j == first) {  // only after the stage was released: the loading warp needs its slot
         ark_squares_wait(squared);
         float all = 0.0f;
 #pragma unroll

@@ -175,7 +175,7 @@ ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, cons
     }
     ark_stage_done(c, t.fetch_begin + j);
     if constexpr (N::norm) {
-      if (j == first) {  // not earlier: the ring waits for the slot
+      if (j == first) {  // only after the stage was released: the loading warp needs its slot
         ark_squares_wait(squared);
         float all = 0.0f;
 #pragma unroll

@@ -26,13 +26,15 @@ struct ArkProduct {
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
   static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
   // LINE, DEEP: bytes and elements of a line. A_BYTES: bytes of a in a stage. BYTES: bytes of both
-  // operands in a stage.
+  // operands in a stage. A_LINE, B_LINE: the distance from one line of all rows to the next line,
+  // in units of 16 bytes.
   static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
   static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
   static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
   static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
-  // The distance between steps of 32 bytes along k in shared memory, in units of 16 bytes. If k is
-  // the contiguous dimension, it is 32 bytes of a row; otherwise it is 16 rows of 128 bytes.
+  // STEP: the distance between steps of 32 bytes along k in shared memory, in units of 16 bytes. If
+  // k is the contiguous dimension, it is 32 bytes of a row; otherwise it is 16 rows of 128 bytes.
+  // LEAD: the argument `lead` of ark_matrix_operand (matrix.h).
   static constexpr ark_u32 A_STEP = ACROSS_A ? 128u : 2u, A_LEAD = ACROSS_A ? 512u : 1u;
   static constexpr ark_u32 B_STEP = ACROSS_B ? 128u : 2u, B_LEAD = ACROSS_B ? 512u : 1u;
   // The bytes of the 64 rows of a that one warpgroup multiplies, which are the offset of the second

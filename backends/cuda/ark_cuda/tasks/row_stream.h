@@ -37,7 +37,7 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
 #pragma unroll
     for (int j = 0; j < V; ++j) by[e * V + j] = some[j];
   }
-  ark_team_sync<TEAM>();  // the barriers are there
+  ark_team_sync<TEAM>();  // the barriers are initialised
   int slot = 0, parity = 0;
   ark_u32 lap = 0u;
   for (int r = team; r < rows; r += TEAMS) {
@@ -90,6 +90,6 @@ ARK_DEVICE void ark_row_stream(ArkCtx& c, const ArkTask& t, const In& in, const 
     }
     if (++slot == DEPTH) slot = 0, lap ^= 1u;
   }
-  ark_team_sync<TEAM>();  // after the last wait on them
+  ark_team_sync<TEAM>();  // all threads have waited for the last copies
   if (leads) ark_bulk_end<DEPTH>(full);
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ark.ir.dtype import SMALL_FLOATS
 from ark.plan.kind import OperandType
 
-HALVES = {"bf16": "bf16", "fp16": "f16"}  # of which k may be across
+HALVES = {"bf16": "bf16", "fp16": "f16"}  # types for which k need not be contiguous
 BYTES = {t.name: t.name.removeprefix("fp8_") for t in SMALL_FLOATS}
 # The names of element types in PTX instructions. Products of fp32 operands are computed in tf32.
 KINDS = {**HALVES, **BYTES, "int8": "s8", "fp32": "tf32"}

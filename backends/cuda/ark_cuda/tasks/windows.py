@@ -120,7 +120,8 @@ def weight_type(operand: OperandType, p: WindowParams) -> str:
 
 TAPS = once(
     "ARK_TAPS",
-    """// Weights that meet windows with zeros behind each place, which fill FILLED elements of k.
+    """// The weights of a convolution. The channels at each element of the kernel are padded with
+// zeros to FILLED elements of k.
 template <int FILLED>
 struct ArkTaps {};
 template <bool ACROSS, int ROWS, int DEEP, int LINES, int FILLED>
