@@ -53,7 +53,7 @@ ARK_DEVICE float ark_tanh(float v) {
 // reduction for trigonometric functions", SIGNUM 1983). The angle's 24-bit significand is
 // multiplied by 96 bits of 2/pi. Higher bits of 2/pi would only add whole turns, and lower bits are
 // too small to matter.
-struct ArkFarAngle {  // by value: a reference would be a place in scratch memory
+struct ArkFarAngle {  // returned by value: a reference argument would need scratch memory
   float rest;
   int quarter;
 };

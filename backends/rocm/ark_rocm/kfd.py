@@ -23,7 +23,7 @@ from ark.errors import SystemError
 DEVICE = "/dev/kfd"
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PAGE_BYTES = 4096
-DOORBELLS = 2 * PAGE_BYTES  # of a process on one GPU, from GFX9 on
+DOORBELLS = 2 * PAGE_BYTES  # bytes of a process's doorbells on one GPU, from GFX9 on
 # The types of queues that are tried, in this order: queues of the SDMA engines for links between
 # GPUs, then queues of the SDMA engines for the link to the host.
 QUEUE_TYPES = (3, 1)

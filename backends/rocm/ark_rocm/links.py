@@ -26,7 +26,7 @@ HOST_RATE = Fraction(32)
 
 def read_links() -> MachineLinks:
     """Returns the links of all GPUs. Raises SystemError with the reason if they cannot be read."""
-    from ark.collective.topology.detect import MachineLinks  # a device asks `modifying` without it
+    from ark.collective.topology.detect import MachineLinks  # `modifying` works without it
 
     try:
         package = importlib.import_module("hip")

@@ -78,9 +78,9 @@ ARCHS = {
 
 BLOCK_WARPS = 8
 CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
-STAGE_BYTES = 4096  # bytes of weights that are read in place; tasks are cut between (pairs of) rows
+STAGE_BYTES = 4096  # weights are read in place, and divided among tasks by stages of this size
 UNDER_WAY = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
-TILE = (128, 128)  # of a matmul; two steps of both sides need 40 KB of shared memory
+TILE = (128, 128)  # of a matmul; two steps of both operands need 40 KB of shared memory
 # Rows of an attention tile, by kind of matrix unit. Each of the 8 waves computes as many rows as a
 # block of the matrix unit has.
 ATTENTION_ROWS = {Capability.MFMA: 256, Capability.WMMA: 128}

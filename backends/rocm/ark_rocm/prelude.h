@@ -133,8 +133,8 @@ ARK_DEVICE bool ark_warp_all(bool v) { return ark_ballot(!v) == 0u; }
 ARK_SHARED ark_u32 ark_votes[ARK_WARPS];
 
 // The state of prefetches during waits (tasks/prefetch.h). The first word is 1 + the index of the
-// task whose wait ended last. The others are the task whose weights were prefetched last, and the
-// number of their lines that were; only the prefetching wave uses them.
+// task whose wait ended last. The others are the task whose weights were prefetched last, and how
+// many cache lines of these weights were prefetched; only the prefetching wave uses them.
 ARK_SHARED ark_u32 ark_waited;
 struct ArkPrefetched {
   ark_u32 task;

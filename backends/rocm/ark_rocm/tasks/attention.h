@@ -24,11 +24,10 @@ ARK_DEVICE int ark_parts_used(int count) {
 }
 
 // Computes attention of one query row over one split of the positions, like ark_attention of
-// ark/tasks/attention.h. Task coordinates: row, key/value head * SHARES + share of
-// its query heads, split. AHEAD: the number of loads
-// of keys, and of values, in flight. The first loads are issued before the task waits, because
-// position and caches were written before the iteration. Returns false if a wait has failed or the
-// launch was aborted; the processor must then leave the loop.
+// ark/tasks/attention.h. Task coordinates: row, key/value head * SHARES + share of its query heads,
+// split. AHEAD: the number of loads of keys, and of values, in flight. The first loads are issued
+// before the task waits, because position and caches were written before the iteration. Returns
+// false if a wait has failed or the launch was aborted; the processor must then leave the loop.
 template <int G, int KV_HEADS, int SHARES, int D, int CONTEXT, int SPLITS, int AHEAD, typename T,
           class Q, class K, class V, class P, class O, class F>
 ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, float scale, Q query,
@@ -129,7 +128,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       for (int a = 0; a < AHEAD; ++a) state[g].add(ark_exp2(score[g][a] - state[g].top), v[a]);
     }
   }
-  if (cached < end && team == TEAMS - 1) {  // the newest: every lane has its score, a few its value
+  if (cached < end && team == TEAMS - 1) {  // the newest position; GROUP lanes add its value
     float k[N], v[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) {

@@ -156,7 +156,7 @@ ARK_DEVICE void ark_attention_each_part(const Read& read, const Multiply& multip
     for (int i = first + FEW; i < first + 2 * FEW && i < COUNT; ++i) {
       parts[i / FEW % 2][i % FEW] = read(i);
     }
-    __builtin_amdgcn_sched_barrier(LOADS ? 0x426 : 0x406);  // what may pass
+    __builtin_amdgcn_sched_barrier(LOADS ? 0x426 : 0x406);  // what may be moved across it
 #pragma unroll
     for (int i = first; i < first + FEW && i < COUNT; ++i) {
       if (i >= 0) multiply(i, parts[i / FEW % 2][i % FEW]);

@@ -21,7 +21,7 @@ from ark.tasks.matmul_form import UNIT_PARTS
 
 KEYS = (64, 32)  # keys of a group at once
 _LANE_REGISTERS = 256  # registers of a lane where a SIMD has two waves
-_LONG = "gfx950"  # fewer: fp32's three parts need longer instruction sequences
+_LONG = "gfx950"  # with fp32 queries, in three parts, its code has 8 registers less
 _OTHER_REGISTERS = 53  # registers for other values than sums, queries, scores and loads
 _PIECE_BYTES = 16  # bytes: 8 elements
 _REACH = 1 << 32  # bytes from a head's first key to its last: offsets are 32-bit

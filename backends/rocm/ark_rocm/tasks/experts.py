@@ -35,8 +35,8 @@ SCALED = "gfx950"  # the architecture with the scaled matrix instruction
 # the weights, the columns that share a power of two, and the parts into which each element of the
 # input is split.
 DEPTH, TILE_ROWS, BLOCK, PARTS = 256, 8, 32, 6
-MOST_STEPS = 6  # of a tile in a wave: the input takes 8 registers each
-MOST_LOADS = 20  # of a wave in flight: they take 5 registers each
+MOST_STEPS = 6  # of a tile in a wave; the input of each step takes 8 registers
+MOST_LOADS = 20  # of a wave in flight; each takes 5 registers
 
 
 def _runs(sig: Signature) -> tuple[int, int]:

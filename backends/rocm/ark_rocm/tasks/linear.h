@@ -132,7 +132,7 @@ template <typename T, int K, int PARTS, int ROWS, class X, class P, class E>
 ARK_DEVICE bool ark_linear_split(ArkCtx& c, const ArkTask& t, const T* weights, X x,
                                  const P& prologue, E epilogue) {
   constexpr int AHEAD = 4, WIDTH = E::WIDTH;
-  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
+  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // results of a thread
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* sums = xs + K;
   float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // + extra sums of the last round

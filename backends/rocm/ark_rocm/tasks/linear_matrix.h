@@ -196,8 +196,8 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   constexpr int EACH = PART / ARK_LANES;
   constexpr bool WHOLE = PART * ARK_WARPS == K;
   constexpr int MOST = (ROWS + 3) / 4, ROUNDS = (MOST + AHEAD - 1) / AHEAD, WIDTH = E::WIDTH;
-  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
-  constexpr int SPREAD = 3 * (CHUNK * 128 + 16);                       // a wave's, in elements
+  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // results of a thread
+  constexpr int SPREAD = 3 * (CHUNK * 128 + 16);                       // elements of a wave's xs
   static_assert(K % 8 == 0, "whole loads");
   float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c));  // by row, wave
   float* red = sums + ROUNDS * AHEAD * 4 * ARK_WARPS;
@@ -242,7 +242,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
     if (row < rows) ark_sums_ahead(c, epilogue, 0, first + row, rows - row, ahead[o]);
   }
   ark_u32x4 input[PIECES];
-  float own = 0.0f;  // squares, of a lane
+  float own = 0.0f;  // the lane's sum of squares
   {
     // Polls for the input. No further weights are loaded before it has arrived: if the first loads
     // already fill the memory's queue, further loads would only wait in this queue.

@@ -181,7 +181,7 @@ ARK_DEVICE bool ark_linear_split_codes(ArkCtx& c, const ArkTask& t, const unsign
   typedef ArkSplitCodes<ROW, PARTS> Split;
   constexpr int AHEAD = 4, WIDTH = E::WIDTH, K = ROW::COLUMNS;
   constexpr int FIRST_LINE = AHEAD * ARK_THREADS * 16 / 128, LINES = 2;
-  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // of a thread
+  constexpr int OWN = (ROWS / WIDTH + ARK_THREADS - 1) / ARK_THREADS;  // results of a thread
   float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
   float* sums = xs + PARTS * Split::SPAN;
   float* red = sums + ROWS * PARTS + AHEAD * ARK_WARPS;  // + extra sums of the last round

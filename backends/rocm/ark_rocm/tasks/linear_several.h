@@ -195,7 +195,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
 #pragma unroll 1
   for (int top = 0; top < rows; top += TALL) {
     ark_mfma_sums sums[GROUP] = {};
-    float own = 0.0f;  // squares, of a lane
+    float own = 0.0f;  // the lane's sum of squares
     Input input[INPUTS];
     ArkSeveralFactors<P, STEPS> factors[INPUTS];
 #pragma unroll

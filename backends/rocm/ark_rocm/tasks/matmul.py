@@ -37,7 +37,7 @@ from ark.tasks.matmul_thin import served as is_thin
 from ark_rocm.machines import ARCHS
 
 _OUTPUTS = ("fp32", "bf16", "fp16")
-_K_STEP_ELEMENTS = 32  # of elements of 16 bits along k: ArkUnit of matrix.h
+_K_STEP_ELEMENTS = 32  # 16-bit elements along k in a step: ArkUnit of matrix.h
 _PADDED_ELEMENTS = 8
 _SMALL = tuple(t.name for t in SMALL_FLOATS)
 _PARTS = UNIT_PARTS | {(a, b): 1 for a in _SMALL for b in _SMALL}

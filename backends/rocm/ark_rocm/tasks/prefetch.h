@@ -1,8 +1,8 @@
 // Prefetches weights while a block waits, without delaying the wait (CDNA). One wave, which does
 // not poll, loads a dword of each cache line of the weights that the processor reads next. It does
 // so at a fixed rate, until the waves that poll tell it in shared memory that the wait is over. All
-// these loads write one register, which the task's body keeps until its end with ark_prefetch_done,
-// so that nothing waits for them earlier than for the loads behind them.
+// these loads write one register. The task's body passes this register to ark_prefetch_done at its
+// end. Until then the compiler inserts no wait for these loads.
 
 constexpr int ARK_PREFETCHER = ARK_WARPS - 2;  // the wave; counters are polled by the last one
 
@@ -66,8 +66,8 @@ ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int done, ark_u32& word) {
   return go;
 }
 
-// Called by waves that wait for packets, or have none to wait for, before the wait. Prefetches the
-// next task's weights until one wave has called ark_packets_arrived.
+// Called by all waves of a task before they wait for packets, also by waves that wait for none. The
+// prefetching wave prefetches the next task's weights until a wave has called ark_packets_arrived.
 ARK_DEVICE void ark_prefetch_for_packets(ArkCtx& c, ark_u32& word) {
   if (ark_warp() != ARK_PREFETCHER) return;
   const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
