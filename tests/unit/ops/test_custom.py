@@ -120,7 +120,7 @@ DECLARATIONS = {
     "expected a bool, an int": {"constants": {"by": "two"}},
     "of 32 bits": {"constants": {"by": 1 << 40}},
     "a C\\+\\+ keyword": {"constants": {"while": 1}},
-    "an operand or axis too": {"constants": {"m": 1}},
+    "of an operand or axis": {"constants": {"m": 1}},
     "expected a custom op": {"backward": len},
     "packets names 'z'": {"packets": ["z"]},
     "packets are written once": {"signature": "x[m] -> x[m]", "packets": ["x"]},
