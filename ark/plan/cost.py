@@ -38,7 +38,9 @@ PRODUCTS = (
 CONVOLUTIONS = ("convolution", "grouped_convolution")
 VECTOR_BYTES = 16  # neighbouring elements of at least this size are moved together
 SHORT_ROW = 32  # rows of fewer elements are not read by the neighbouring lanes of a warp
-FEW, LEAST_FEW = 16, 9  # FEW: at most this many rows or columns of a tile use scalar units
+# A product whose tile has at most FEW rows or columns uses scalar units, at `few_rate` if it has at
+# least LEAST_FEW.
+FEW, LEAST_FEW = 16, 9
 Place = tuple[int, int]  # processor, position
 
 

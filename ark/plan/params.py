@@ -246,7 +246,7 @@ class Places:
         for cut in cuts.values():
             ends = [0, *(end for _, end in sorted(cut))]
             begins = [begin for begin, _ in sorted(cut)] + [self.ranges[-1].stop]
-            need(ends == begins, "the tiles of a row do not cover it exactly once")
+            need(ends == begins, "the tasks of a row compute part of it twice or not at all")
 
 
 def box(shape: Sequence[int], tile: Sequence[int]) -> Places:

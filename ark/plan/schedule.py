@@ -183,7 +183,7 @@ class _PhaseRun:
         self.waits: list[Waits] = []  # by task
         self.signals: list[list[int]] = []
         self.set_counters: dict[int, int] = {}
-        self.met: set[tuple[int, int]] = set()  # (processor, peer) with a wait for ended
+        self.met: set[tuple[int, int]] = set()  # (processor, peer): waits for the peer's end
 
     def add(self, op: PlanOp, group: Group) -> None:
         """Assigns the tasks of an op to processors, and adds the waits of each task."""

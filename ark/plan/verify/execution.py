@@ -96,7 +96,8 @@ class Run:
         self._packet: list[bool] = []
         self._signals: list[np.ndarray] = []  # event, node, rank
         self._waits: list[np.ndarray] = []  # (event, node): waits for all of an event's signals
-        self._partial: dict[int, list[tuple[int, int]]] = {}  # (threshold, node), falling
+        # By event: (threshold, node) of each wait for a part of the signals, highest first.
+        self._partial: dict[int, list[tuple[int, int]]] = {}
         self._known_after: dict[tuple[int, int], np.ndarray] = {}
         self._columns = [processors.seen_by(rank) for rank in range(len(processors.moved))]
 
@@ -165,7 +166,8 @@ class Run:
             np.add.at(pending, [node for _, node in listed], 1)
         totals = np.bincount(signalled[:, 0], minlength=self._events)
         counts = np.zeros(self._events, np.int64)
-        now = np.zeros((2, len(self.lengths)), np.int64)  # the rows of each processor
+        # Of each clock and processor: the number of its row.
+        now = np.zeros((2, len(self.lengths)), np.int64)
         ready = np.flatnonzero(pending == 0)
         started = 0
         while len(ready):

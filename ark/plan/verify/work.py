@@ -102,5 +102,5 @@ def _check_alignment(plan: Plan, operands: tuple[int, ...], sig: Signature) -> N
         if at % WIDEST_READ_BYTES:
             raise PlanError(
                 f"operand {index} lies at byte {at}, expected a multiple of "
-                f"{WIDEST_READ_BYTES}, the bytes of a read"
+                f"{WIDEST_READ_BYTES}, the size of the widest read"
             )
