@@ -17,7 +17,7 @@ from ark.errors import BaseError, InvalidUsageError
 from ark_rocm_emulator.engine import core
 
 TYPES = ("int8", "uint8", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64")
-MOST_BYTES = 1 << 32  # of a buffer
+MOST_BYTES = 1 << 32  # the largest buffer
 EXAMPLE = (
     "ark-rocm-emulator run k.co --kernel add --grid 4 --block 64 x.npy y.npy=float32:256 int32=3"
 )

@@ -41,8 +41,8 @@ void atomic_lanes(Wave& w, const Inst& i, const Addresses& a, AtomicOp op, int b
                   const uint32_t* data, const uint32_t* data2, uint32_t* before);
 
 // Splits the access of a FLAT instruction by memory: its lanes may access global memory, LDS and
-// private memory, and the range (aperture) of a lane's address determines which. Calls F for each
-// memory with the lanes that access it.
+// private memory, and the range (aperture) of a lane's address determines which. Calls `each`
+// for each memory with the lanes that access it.
 template <class F>
 void for_each_space(const Addresses& all, F each) {
   Addresses part;

@@ -96,7 +96,7 @@ class CheckedAgent final : public Agent {
   }
 
   // Begins a new epoch of the engine. The preceding epochs, with everything before them, are
-  // published to waves that read the engine's signal.
+  // published to waves that read the engine's signal. done: see Agent::publish.
   void note(bool done) {
     SlotHistory& mine = history();
     const Published all{mine.epoch, seen_};
@@ -110,7 +110,7 @@ class CheckedAgent final : public Agent {
   void join(Contributor from) {
     if (from.slot == slot_) return;
     const ReleaseRecord* found = record_of(from);
-    if (found == nullptr) {   // its user has ended since
+    if (found == nullptr) {   // the wave that wrote the flag has ended
       raise_clock(seen_, from.slot, from.epoch);
       return;
     }
@@ -134,6 +134,8 @@ class CheckedAgent final : public Agent {
            ": nothing that was released to the whole system orders the two";
   }
 
+  // Returns the error if a write of the engine to these bytes of the cell is a race. flag: true if
+  // the write is atomic.
   std::string judge(const CellState& cell, uint8_t bytes, bool flag) const {
     for (const Record& r : cell.writes) {
       const bool meets = flag && r.stamp != Stamp::Plain;

@@ -14,7 +14,9 @@
 namespace ark_emu {
 namespace {
 
-enum class Touch : uint8_t { ReadC, ReadAB, Read, Write };   // of a matrix instruction; of others
+// How an instruction uses a register. A matrix instruction reads it as C, or as A or B. Another
+// instruction reads or writes it.
+enum class Touch : uint8_t { ReadC, ReadAB, Read, Write };
 
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -71,7 +73,8 @@ MatrixRole role_of(const Inst& i, Arch arch) {
 int more(const MatrixRole& from, Arch arch) { return arch == Arch::gfx950 && from.passes != 2; }
 
 // Wait states between a matrix instruction that writes a register and one that reads it as the
-// operand C (the sums).
+// operand C (the sums). same: true if C is exactly the registers that were written. same_name: true
+// if both instructions have the same name.
 int before_c(const MatrixRole& from, const MatrixRole& to, Arch arch, bool same, bool same_name) {
   if (arch == Arch::gfx90a && from.f64 && !to.f64) return 0;
   if (same) {   // the unit forwards its results internally
@@ -87,6 +90,8 @@ int before_c(const MatrixRole& from, const MatrixRole& to, Arch arch, bool same,
   return from.passes + 1 + (to.xdl ? arch == Arch::gfx950 : more(from, arch));
 }
 
+// Wait states between a matrix instruction that writes a register and an instruction that uses the
+// register otherwise than as C.
 int after_write(const MatrixRole& from, const MatrixRole& to, Arch arch, Touch touch) {
   if (from.f64) {
     if (to.memory && touch != Touch::Write) return from.passes == 4 ? 9 : 18;

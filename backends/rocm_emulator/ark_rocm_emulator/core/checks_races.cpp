@@ -60,7 +60,7 @@ bool writes_register(const Inst& inst, unsigned reg) {
 // loads there.
 constexpr uint32_t kNoPoll = ~0u;
 uint32_t poll_at(const Wave& w, uint32_t pc) {
-  constexpr int kWindow = 160;
+  constexpr int kWindow = 160;   // most instructions of the loop
   auto [known, fresh] = w.grid->checks->polls.try_emplace(pc, kNoPoll);
   if (!fresh) return known->second;
   uint32_t& result = known->second;   // a map's elements do not move

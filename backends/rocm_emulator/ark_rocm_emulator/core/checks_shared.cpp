@@ -18,6 +18,8 @@
 namespace ark_emu {
 namespace {
 
+// Sizes of a ledger: the waves that exist at a time, the waves that an entry knows, and the entries
+// that are kept.
 constexpr uint32_t kSlots = 16384, kKnown = 4096, kLog = 8192;
 
 // The ledger of a process: a file with the states of its waves, which other processes read. The
@@ -27,13 +29,16 @@ struct Ledger {
     uint32_t start = 0, live = 0;
     uint64_t ended = 0;                  // when the slot's last wave ended
   };
+  // A wave of any process, and the epochs up to which its accesses (epoch) and its loads (past) are
+  // ordered before a release.
   struct Known {
     uint32_t process;
     int32_t ledger;
     uint32_t slot, epoch, past;
   };
+  // What a release published. own, past: as in Known, for the wave that released.
   struct Entry {
-    uint32_t number, own, past, count, all;    // all: too many entries for `known`
+    uint32_t number, own, past, count, all;    // all: 1 if kKnown waves do not suffice
     Known known[kKnown];
   };
   Slot slots[kSlots];

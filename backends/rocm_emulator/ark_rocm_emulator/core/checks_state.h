@@ -61,6 +61,8 @@ struct World {   // one per process: grids of all machines share memory
   static World& get();
 };
 
+// The kind of a recorded access. MaybeAtomic: a store by an instruction that is used for plain and
+// for atomic stores. Dma: a load that writes LDS directly.
 enum class Stamp : uint8_t { Plain, MaybeAtomic, Atomic, Dma };
 
 struct Record {
@@ -165,7 +167,7 @@ struct MatrixRole {
   bool matrix = false, vector = false, memory = false;
   bool sparse = false;                   // adds to its destination
   bool dot = false, fma64 = false, f64 = false;
-  bool xdl = false;                      // a matrix instruction of the units for small types
+  bool xdl = false;                      // AMD's term: not an f64 product; gfx942, gfx950: nor f32
   uint8_t passes = 0;
 };
 struct HazardTouch {
@@ -174,7 +176,7 @@ struct HazardTouch {
 };
 struct MatrixHistory {
   uint64_t states = 0;                   // wait states that have passed
-  HazardTouch exec, f64;                 // EXEC written by a vector instruction; an f64 product
+  HazardTouch exec, f64;                 // last vector write of EXEC; last f64 product
   std::array<HazardTouch, 512> by_matrix, by_vector, by_dot, as_c;
 };
 

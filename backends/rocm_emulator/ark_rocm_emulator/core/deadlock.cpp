@@ -15,11 +15,12 @@
 namespace ark_emu {
 namespace {
 
-constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is detected
+constexpr uint64_t kWatchSteps = 20000;   // longest cycle that is detected, in instructions
 constexpr size_t kPrintedWaves = 24;
 
 constexpr uint64_t kLooks = 100000;       // instructions between two checks for a deadlock
 constexpr uint64_t kLongestPause = 64;    // limit of the factor by which checks become rarer
+// How long the grid's thread sleeps while it waits for a writer outside of the grid.
 constexpr std::chrono::microseconds kShortestNap{200}, kLongestNap{20000};
 
 // Calls f(begin, bytes) for each part of the state, except the pc, that determines a wave's next

@@ -21,7 +21,7 @@ struct OpcodeText {
 };
 
 struct OpcodeEntry {
-  std::string name;             // assembler's
+  std::string name;             // the assembler's name
   const OpInfo* op = nullptr;   // null: no such opcode
 };
 
@@ -50,16 +50,16 @@ class Decoder {
   // there is no such opcode.
   bool lookup(Inst& inst, Format format, unsigned opcode) const;
   // Decodes a source field of 9 bits (in scalar formats 8 bits, with the same numbers below 256) to
-  // an operand of the type inst.src[k].ty. Sets `needs_literal` if the value is a literal dword
+  // an operand, whose type is already set. Sets `needs_literal` if the value is a literal dword
   // after the instruction.
   void source(Operand& operand, unsigned enc, bool& needs_literal) const;
   static void set_vgpr(Operand& operand, unsigned reg, bool agpr = false);
-  void set_sgpr(Operand& operand, unsigned reg) const;   // destinations too; null -> None
+  void set_sgpr(Operand& operand, unsigned reg) const;   // source or destination
   static void set_literal(Operand& operand, uint32_t word);
   // Sets the implicit operands of VOP1, VOP2 and VOPC in their 32-bit form (VCC), and the sources
   // that are tied to the destination.
   void implicit(Inst& inst) const;
-  static void finish_valu(Inst& inst);                   // plain_src, plain_dst
+  static void finish_valu(Inst& inst);                   // sets plain_src and plain_dst
   // The handler that executes the operation on these operands while all lanes are active.
   static Handler whole_of(const Inst& inst);
 
@@ -81,8 +81,8 @@ class Decoder {
   static int literal_operand(std::span<const uint32_t> words, Inst& inst, int length);
   // Decode the operands in the second word of an instruction: ds_operands for DS, flat_operands for
   // FLAT, GLOBAL and SCRATCH, buffer_operands for MUBUF. flat_operands needs inst.has_saddr;
-  // buffer_operands needs inst.offen, idxen and lds. acc: true if the data are in accumulation
-  // registers.
+  // buffer_operands needs inst.offen, idxen and lds. vaddr: true if the instruction has an address
+  // in vector registers. acc: true if the data are in accumulation registers.
   static void ds_operands(uint32_t word, Inst& inst, bool acc);
   void flat_operands(uint32_t word, Inst& inst, bool vaddr, bool acc) const;
   int buffer_operands(uint32_t word, Inst& inst, bool acc) const;

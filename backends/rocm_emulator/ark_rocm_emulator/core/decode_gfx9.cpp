@@ -69,8 +69,8 @@ class Gfx9Decoder : public Decoder {
     return 2;
   }
 
-  // Decodes source 0 of VOP1, VOP2 and VOPC with its DPP and SDWA words. Returns the length, or 0
-  // on error.
+  // Decodes source 0 of VOP1, VOP2 and VOPC with its DPP and SDWA words. compare: true for VOPC.
+  // Returns the length, or 0 on error.
   int source0(std::span<const uint32_t> words, Inst& inst, bool compare) const {
     const unsigned enc = bits(words[0], 8, 0);
     if (enc != 249 && enc != 250) {

@@ -60,7 +60,7 @@ std::string Printer::source(const Operand& operand) const {
   if (operand.kind == Kind::Vgpr) return vgpr(operand);
   const bool negative = operand.lo >= 0xffff8000 && operand.lo < 0xfffffff0;
   if (operand.literal && is_half(operand.ty) && negative) {
-    return std::to_string(static_cast<int32_t>(operand.lo));   // hexadecimal would be too wide
+    return std::to_string(static_cast<int32_t>(operand.lo));   // its hexadecimal form has 32 bits
   }
   if (operand.literal) return hex(operand.ty == Ty::F64 ? operand.hi : operand.lo);
   if (enc < 128) {

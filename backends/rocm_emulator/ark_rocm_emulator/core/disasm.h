@@ -16,7 +16,7 @@ struct Printer {
 
   std::string registers(const char* file, unsigned reg, unsigned count) const;
   std::string sgpr(unsigned reg, unsigned count) const;
-  std::string vgpr(const Operand& operand) const;    // v or a, by number
+  std::string vgpr(const Operand& operand) const;    // a name such as v3 or a3
   std::string source(const Operand& operand) const;  // no modifiers
   std::string cache_bits() const;
   std::string offset() const;

@@ -37,7 +37,7 @@ struct ElfFile {
   std::vector<KernelInfo> kernels;
 };
 
-// Throws Error with a description if the bytes are not valid.
+// Throws Error with a description if the bytes are not valid. want: see CodeObject::from_bytes.
 ElfFile read_elf(std::span<const uint8_t> bytes, std::string_view want);
 KernelDescriptor read_descriptor(const ElfFile& elf, uint64_t offset);
 // Reads kernels from the metadata note's msgpack. Their fields `entry` and `descriptor` are still

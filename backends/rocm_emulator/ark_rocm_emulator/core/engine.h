@@ -84,7 +84,7 @@ struct KernelInfo {
   uint32_t scratch_bytes = 0;       // per lane
   uint32_t vgprs = 0, agprs = 0, sgprs = 0;  // as allocated, from the metadata
   uint32_t vgpr_spills = 0, sgpr_spills = 0;
-  uint32_t max_flat_workgroup = 0;
+  uint32_t max_flat_workgroup = 0;  // most lanes of a workgroup; 0: not limited
   int wave_size = 64;
   bool cooperative = false;
   std::vector<KernelArg> args;      // hidden ones included (value_kind "hidden_...")
@@ -105,7 +105,8 @@ class CodeObjectImpl;
 class CodeObject {
  public:
   // Accepts an AMDGPU ELF (code object v4 to v6) or a clang offload bundle holding one for `want`
-  // (empty: the only one). Throws Error when the bytes are neither or the arch is not emulated.
+  // (empty: the only one). Throws Error when the bytes are neither or the architecture is not
+  // emulated.
   static std::shared_ptr<CodeObject> from_bytes(std::span<const uint8_t> bytes,
                                                 std::string_view want = {});
   virtual ~CodeObject() = default;
@@ -204,7 +205,7 @@ struct LaunchResult {
 // A running or finished grid.
 class Launch {
  public:
-  virtual ~Launch() = default;            // cancels and joins
+  virtual ~Launch() = default;            // cancels it and waits for its end
   virtual bool done() const = 0;
   virtual const LaunchResult& wait() = 0; // blocks
   virtual bool wait_for_ms(uint64_t ms) = 0;

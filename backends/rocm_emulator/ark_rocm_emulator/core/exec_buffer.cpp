@@ -97,6 +97,8 @@ bool straddles_end(Wave& w, const Inst& i, int bytes) {
 
 // There are many handlers, one for each operation and width. Their common code is in functions that
 // are not inlined, so that it is compiled once.
+
+// Loads (or stores, if Store) the lanes' elements byte by byte.
 template <bool Store>
 void each_byte(Wave& w, const Inst& i, int bytes, uint32_t* rows) {
   alignas(64) uint32_t byte[kLanes];

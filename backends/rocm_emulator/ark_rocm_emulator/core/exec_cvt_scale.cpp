@@ -56,8 +56,8 @@ U32 to_large(const Wave& w, double value) {
   return overflow && saturates(w) ? half - 1 : half;
 }
 
-// Writes `width` bits of each lane to the position in the destination's row that op_sel selects.
-// Other bits of the destination are unchanged.
+// Writes `width` bits of each lane to the destination's row, from bit `shift` on, which op_sel has
+// selected. Other bits of the destination are unchanged.
 void put_field(Wave& w, const Inst& i, const U32* fields, int width, int shift) {
   alignas(64) Row out;
   U32* to = w.row(i.dst[0].reg);
@@ -69,7 +69,7 @@ void put_field(Wave& w, const Inst& i, const U32* fields, int width, int shift) 
 // The handler of conversions of kCount elements to a small format. The result has 8 bits for one
 // element, 8 or 16 bits for two, and six registers for 32. Two f32 come from sources 0 and 1. With
 // kPairs, 32 elements come from sources 0 and 1, 16 from each. Otherwise source 0 holds all
-// elements.
+// elements. kRandom: true for stochastic rounding.
 template <Large kFrom, Small kTo, int kCount, bool kRandom, bool kPairs = false>
 void to_small_format(Wave& w, const Inst& i) {
   constexpr int kBits = small_bits(kTo);

@@ -55,7 +55,8 @@ void sendmsg_rtn(Wave& w, const Inst& i) {
 }
 
 // v_permlane16_b32 and v_permlanex16_b32: 16 selectors of four bits; op_sel[0] fetches from
-// inactive lanes, op_sel[1] writes 0 where the source lane is inactive.
+// inactive lanes, op_sel[1] writes 0 where the source lane is inactive. kOtherRow: true for
+// v_permlanex16, which reads the other row of 16 lanes.
 template <bool kOtherRow>
 void permlane16(Wave& w, const Inst& i) {
   const U32* from = w.row(i.src[0].reg);
@@ -198,8 +199,8 @@ unsigned relative(const Wave& w, const Operand& operand, U32 by) {
   return static_cast<unsigned>(reg);
 }
 
-// v_movrelsd_2 and v_swaprel: M0 has separate indices, bits 9:0 for the source and bits 25:16 for
-// the destination.
+// v_movrelsd_2 and v_swaprel (kSwap): M0 has separate indices, bits 9:0 for the source and bits
+// 25:16 for the destination.
 template <bool kSwap>
 void movrel_2(Wave& w, const Inst& i) {
   U32* from = w.row(relative(w, i.src[0], w.m0() & 0x3ff));

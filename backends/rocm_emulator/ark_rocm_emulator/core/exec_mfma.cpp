@@ -28,8 +28,9 @@ struct Shape {
   int depth, blocks;
 };
 
-// Memory for a matrix A or B whose elements were converted to the type T. Row `block * depth + k`
-// holds index k of all lines of a block; a line is a row of A or a column of B.
+// Memory for a matrix A or B whose elements were converted to the type T. Row `block * depth + d`
+// holds the elements at place d along K, of all lines of a block; a line is a row of A or a column
+// of B.
 template <int kSize, class T>
 struct Tiles {
   static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the largest
@@ -40,12 +41,13 @@ struct Tiles {
 template <int kSize, class T>
 using Lines = const T (*)[kSize];
 
+// Converts source number k of the instruction (0: A, 1: B) to the type T.
 template <int kSize, class In, class T>
 [[gnu::noinline]] void widen(Wave& w, const Inst& i, int k, Shape shape, T (*to_lines)[kSize]) {
   constexpr int kPerWord = 32 / In::kBits, kGroups = 64 / kSize;
   const int each = kSize * shape.depth * shape.blocks / 64;   // elements of a lane
   alignas(64) uint32_t constant[kLanes], moved[kLanes];
-  T* first[kGroups];   // by group of lanes with the same k and block
+  T* first[kGroups];   // by group of lanes with the same block and place along K
   for (int group = 0; group < kGroups; group++) {
     const int block = group % shape.blocks, deep = group / shape.blocks * each;
     first[group] = to_lines[block * shape.depth + deep];
@@ -68,8 +70,8 @@ template <int kSize, class In, class T>
   }
 }
 
-// Returns source k converted to the type T. If the preceding MFMA has converted the same registers,
-// that result is returned; otherwise the result is written to `tiles`.
+// Returns source number k converted to the type T. If the preceding MFMA has converted the same
+// registers, that result is returned; otherwise the result is written to `tiles`.
 template <int kSize, class In, class T>
 [[gnu::noinline]] Lines<kSize, T> load(Wave& w, const Inst& i, int k, Shape shape,
                                        Tiles<kSize, T>& tiles) {
@@ -98,8 +100,8 @@ int block_of_a(const Inst& i, int block) {
   return (block & ~group) + (i.abid & group);
 }
 
-// Returns the `regs` rows (registers) of C. If C and D overlap, they are copied, so that rows of D
-// may be written at any time.
+// Returns the `regs` rows (registers) of C. If C and D overlap, these are in `copy`, so that rows
+// of D may be written at any time.
 const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   const Operand& c = i.src[2];
   if (c.kind != Kind::Vgpr) {

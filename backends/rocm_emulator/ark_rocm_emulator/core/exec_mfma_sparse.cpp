@@ -12,6 +12,7 @@ template <int kSize, int kDepth, class A, class B>
 void multiply_sparse(Wave& w, const Inst& i) {
   using T = SumOf<A>;
   constexpr int kDense = kSize * kDepth / 64, kStored = kDense / 2;   // elements in a lane
+  // The number of elements in 16 bytes, and the number of groups of lanes.
   constexpr int kRun = 128 / B::kBits, kGroups = 64 / kSize;
   const auto position = [](int group, int e) {
     return kRun * group + e % kRun + e / kRun * (kRun * kGroups);
@@ -19,6 +20,7 @@ void multiply_sparse(Wave& w, const Inst& i) {
   T dense[kDepth][kSize];
   T stored[kSize][kDepth / 2];
   int where[kSize][kDepth / 2];   // a stored element's place in K
+  // A lane's register of indices has several sets of them; abid selects the set.
   constexpr int kIndexBits = 2 * kStored, kSets = 32 / kIndexBits;
   const int set = (i.cbsz & 3) == 0 ? i.abid % kSets : 0;
   for (int lane = 0; lane < 64; lane++) {

@@ -89,8 +89,8 @@ float cube_major(float x, float y, float z) {
 
 float fma_zero_wins(float a, float b, float c) { return a == 0 || b == 0 ? c : std::fma(a, b, c); }
 
-// The product of v_mullit, a lighting computation: 0 if the second or the third factor is out of
-// range.
+// The product of v_mullit, a lighting computation: the lowest finite number if the second source
+// is not above it or the third is not positive, and 0 if a factor is 0.
 float light(float a, float b, float c) {
   constexpr float kMost = std::numeric_limits<float>::max();
   const bool none = !(b > -kMost) || !(c > 0.0f);

@@ -63,7 +63,7 @@ Grid::Grid(Memory& memory_in, const LaunchDesc& launch)
 }
 
 Grid::~Grid() {
-  stale.reset();   // writes back
+  stale.reset();   // writes cached values back to memory
   if (arguments.data() != nullptr) memory.remove(reinterpret_cast<uint64_t>(arguments.data()));
   if (scratch.data() != nullptr) memory.remove(reinterpret_cast<uint64_t>(scratch.data()));
 }

@@ -60,7 +60,8 @@ struct Grid {
   // Creates every workgroup; afterwards step() runs slices of waves until the grid has ended.
   void populate();
   bool step();                           // false when the grid has ended
-  // One workgroup by itself, from its first instruction to its end (independent workgroups only).
+  // Runs one workgroup by itself, from its first instruction to its end. Only for grids whose
+  // workgroups are independent.
   void run_group(uint32_t index, const std::atomic<bool>& cancel);
   // Runs the grid until it ends, a fault or a deadlock occurs, or `cancel` is set.
   void run(const std::atomic<bool>& cancel, const std::function<bool()>& hook);
@@ -120,6 +121,8 @@ struct Grid {
   void forget(Wave& wave);               // removes the wave from `ready`
   void put_to_sleep(Wave& wave, uint64_t executed);
   void wake_sleepers(bool all);
+  // What a wave does that was run alone. cycles: it returns to an earlier state. external: it reads
+  // memory that may be written from outside of the grid.
   struct Stuck {
     bool cycles = false, external = false;
     std::string state;
@@ -133,7 +136,7 @@ struct Grid {
   LazyPages arguments, registers, scratch;
   uint32_t waves_per_group = 1;
   uint64_t scratch_per_wave = 0;
-  uint32_t vgpr_rows = 0;                // rows the kernel uses, AGPRs after the VGPRs
+  uint32_t vgpr_rows = 0;                // of a wave: all VGPRs that exist, then all AGPRs
   uint64_t live_waves = 0;
   uint64_t last_change = 0;              // clock when memory last changed
   uint64_t next_look = 0, pause = 1;     // the next check for a deadlock; factor of its interval

@@ -75,8 +75,8 @@ class MemoryView {
   const RegionEntry* last_ = nullptr;
 };
 
-// Describes an address for messages, such as "0x7f.. is 64 bytes past the end of hipMalloc#3 (4096
-// bytes at 0x7f..)".
+// Describes an address for messages, such as "0x7f.., 64 bytes past the end of 'hipMalloc#3' (4096
+// bytes at 0x7f.., device 0)".
 std::string describe_address(const MemoryView& view, uint64_t address);
 
 }  // namespace ark_emu

@@ -35,7 +35,7 @@ inline uint32_t without_denormal(uint32_t bits) {
 // Element types of A and B. Each struct has the number of bits, and a function that returns, as
 // numbers, the elements in bits shift to shift + kBits - 1 of `count` dwords.
 template <int kWidth>
-struct InHalf {   // f16 or bf16, by the bits of the exponent
+struct InHalf {   // f16 or bf16. kWidth: the number of bits of the exponent
   static constexpr int kBits = 16;
   // Converts both halves of `count` dwords (at most kLanes) to doubles.
   static void widen_both(const Wave& w, const uint32_t* from, int count, double* low, double* high) {
@@ -64,7 +64,7 @@ using InF16 = InHalf<5>;
 using InBF16 = InHalf<8>;
 
 template <uint32_t kKept>
-struct InFloat {   // the only type for which MODE may flush denormals
+struct InFloat {   // f32, the only type for which MODE may flush denormals; kKept: the bits used
   static constexpr int kBits = 32;
   static void widen(const Wave& w, const uint32_t* from, int, int count, double* to) {
     const bool flushes = (w.mode & 0x10) == 0;
@@ -195,7 +195,7 @@ void write_d(Wave& w, const Inst& i, const Operand& c, const T (*sums)[kSize][kS
   }
 }
 
-constexpr uint32_t kMatrix = kNoModifiers | kOwnRounding;   // flags of all of them
+constexpr uint32_t kMatrix = kNoModifiers | kOwnRounding;   // flags of all matrix operations
 
 // The operand type with the given number of dwords.
 inline std::string type_of_width(int dwords) {

@@ -35,8 +35,8 @@ void Grid::populate() {
 // Puts a polling wave to sleep. If a wave polls and sleeps repeatedly, it sleeps longer each time,
 // so that most of the time goes to waves that work.
 void Grid::put_to_sleep(Wave& w, uint64_t executed) {
-  constexpr uint64_t kShort = 256;
-  constexpr uint32_t kLongest = 8;
+  constexpr uint64_t kShort = 256;    // a wave that executed fewer instructions only polls
+  constexpr uint32_t kLongest = 8;    // the sleep is doubled at most this often
   w.naps = executed < kShort && !w.changed ? std::min(w.naps + 1, kLongest) : 0;
   const uint64_t nap = 32ull << w.naps;
   forget(w);

@@ -24,7 +24,7 @@ namespace ark_emu {
 class Memory;
 
 constexpr uint64_t kStaleLine = 128;     // bytes
-using ByteMask = unsigned __int128;      // one bit a byte of a line
+using ByteMask = unsigned __int128;      // one bit per byte of a line
 
 // The scope of an access, a write-back or an invalidation: it reaches the threads of the workgroup,
 // of the device (agent) or of the system.

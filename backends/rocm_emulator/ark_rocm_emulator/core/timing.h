@@ -45,8 +45,8 @@ struct TimingModel {
 // Returns the figures of the product with the given number, from 1 on; null if there is none.
 const TimingModel* timing_model(uint32_t number);
 
-// A cache, by the lines that it holds. A line's tag contains the epoch in which it was filled. Sets
-// have 16 ways, replaced first in, first out.
+// A cache, by the lines that it holds. A line's tag contains the epoch (the number of
+// invalidations) in which it was filled. Sets have 16 ways, replaced first in, first out.
 class LineCache {
  public:
   explicit LineCache(uint32_t lines) : sets_(lines / kWays), tags_(lines), next_(lines / kWays) {}
@@ -98,7 +98,7 @@ enum class Unit : uint8_t { Other, Scalar, Vector, Matrix, Lds, Load, Store, Ato
 struct Cost {
   bool known = false;
   Unit unit = Unit::Other;
-  float issue = 4, latency = 0;
+  float issue = 4, latency = 0;       // cycles until the next instruction; of a matrix instruction
   uint8_t bytes = 4;                  // per lane and access
   uint8_t accesses = 1;               // LDS accesses at separate offsets
 };
@@ -107,12 +107,12 @@ struct WaveTiming {
   double now = 0;
   double mark = 0;                    // the time up to which the profile is complete
   uint32_t at = 0;                    // the instruction that runs, or ran last
-  bool queued = false;
+  bool queued = false;                // waits in Timing::turns_
   double taken = 0;                   // when the address unit accepted the wave's last access
   double matrix_until = 0;            // when all matrix results are written
   uint32_t unit = 0, simd = 0;        // numbers in the whole device
   std::vector<double> vector_queue, scalar_queue;   // the end times of accesses in flight
-  double ready[512] = {};
+  double ready[512] = {};             // by register: when a matrix instruction has written it
 };
 
 class Timing {

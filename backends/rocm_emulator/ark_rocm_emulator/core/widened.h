@@ -28,8 +28,8 @@ inline bool same_dwords(const uint32_t* a, const uint32_t* b, int count) {
 #endif
 }
 
-// An entry of the cache: the source registers, the conversion, and the result, indexed by (k,
-// line).
+// An entry of the cache: the source registers, the conversion, and the result, indexed by the
+// place along K and the line (a row of A or a column of B).
 struct Widened {
   static constexpr int kDwords = 256, kDoubles = 512;  // the most that an operand has
   using Maker = void (*)();
@@ -65,9 +65,9 @@ struct Widened {
   alignas(64) double at[kDoubles];
 };
 
-// Left operands (k = 0) and right operands have separate entries, so that neither evicts the other
-// while both are used. Entries are chosen by register number and shared by all waves, because
-// consecutive waves often multiply the same tile.
+// Left operands (k = 0) and right operands (k = 1) have separate entries, so that neither evicts
+// the other while both are used. Entries are chosen by register number and shared by all waves,
+// because consecutive waves often multiply the same tile.
 struct WidenedOperands {
   Widened& of(int k, unsigned reg, int rows) {
     auto& some = places[static_cast<size_t>(k)];

@@ -124,7 +124,7 @@ struct Function {
 };
 
 // A device's memory: one sparse memory file, so that any part of it can be passed to another
-// process by name.
+// process by name. top: the offset at which the next allocation begins. used: the bytes allocated.
 struct Arena {
   int fd = -1;
   int records_fd = -1;       // file of ark_emu::Region::records; created when first shared

@@ -30,7 +30,7 @@ enum AtomicOp : uint32_t {
 };
 
 constexpr int kFirstQueue = 1;
-constexpr int kDmaFailure = 100;  // distinct from ark_emu::ErrorKind
+constexpr int kDmaFailure = 100;  // kind of a queue's failure, distinct from ark_emu::ErrorKind
 bool progress_all(Runtime& rt) {
   std::vector<std::shared_ptr<SdmaQueue>> queues;
   {

@@ -36,6 +36,8 @@ class SdmaQueue {
   bool progress();
 
  private:
+  // The result of executing a packet: it is complete, a part of its copy is done, its poll's
+  // condition is not met, or it has failed.
   enum class Step { Done, Part, Wait, Broken };
   Step execute(uint64_t at, uint64_t available, uint64_t* length);
   uint32_t word(uint64_t at, int index) const;

@@ -34,7 +34,9 @@ void Op::finish() {
 
 namespace {
 
-constexpr int kUnderKernel = 101;  // distinct from ark_emu::ErrorKind and kDmaFailure
+// The kind of a failure: a call that is refused while a kernel runs. Distinct from
+// ark_emu::ErrorKind and kDmaFailure.
+constexpr int kUnderKernel = 101;
 
 void work_off(Stream* stream) {
   for (;;) {

@@ -352,7 +352,7 @@ def _missing_markers(function: Function, expected: Expectations) -> Iterator[Fin
     for side, scope in owed:
         if (side, scope) not in there:
             message = (
-                f"no `ark.{side} {scope}` marker is left of the source's; nothing shows that "
-                "such hand-overs are ordered."
+                f"the code has no `ark.{side} {scope}` marker, although its source has some; "
+                "nothing shows that such hand-overs are ordered."
             )
             yield Finding("marker", function.name, 0, "", message)

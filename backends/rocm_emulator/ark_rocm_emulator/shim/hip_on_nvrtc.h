@@ -1,8 +1,8 @@
 // Lets NVRTC compile device source of the ROCm dialect for an NVIDIA GPU, to test the dialect's
 // synchronisation on hardware with a weak memory model. It defines clang's builtins for AMD
 // (__hip_atomic_*, __builtin_amdgcn_*) with NVRTC's, and replaces the HIP headers. It does not test
-// AMD code generation. Waves are 32 lanes wide, and there are no matrix instructions: source guards
-// those with __AMDGCN__.
+// AMD code generation. Waves are 32 lanes wide. There are no matrix instructions: sources use them
+// only if __AMDGCN__ is defined.
 #pragma once
 
 #define ARK_HIP_ON_NVRTC 1
