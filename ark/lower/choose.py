@@ -40,7 +40,7 @@ from ark.tasks.linear_form import (
 BY_TIME = "its products and attention are predicted to take less time"
 ROUNDED = "its products are predicted to take less time with inputs rounded to the weights' type"
 MAX_ROW_SUM_BYTES = 1024  # shared memory for the sums of a layer of one row; reserved in any case
-MAX_EXPERT_SHARE = 0.25  # largest ratio of bytes of experts' weights to products'
+MAX_EXPERT_SHARE = 0.25  # most bytes of experts' weights, relative to those of products
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _choose(graph: Graph, context: Context, phase: int = -1) -> Choice:
     first = machine.using(names[0])
     hinted = next((n.name for n in graph.nodes if n.hints and n.hints.cuts), None)
     if wanted is None and hinted is not None:  # the first variant's bodies take tiles of any size
-        return Choice(first, f"{hinted} asks for a tile of its own, which every body takes there")
+        return Choice(first, f"{hinted} has a hint for its tile, which this variant supports")
     asked = "the option `variant` names it"
     leading: list[tuple[float, Choice]] = []
     for variant in machine.variants:

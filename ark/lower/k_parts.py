@@ -38,7 +38,7 @@ def candidates(
 ) -> list[Cut]:
     """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
-    depth: elements of k. dtypes: of both operands. parts: True if k may be cut.
+    depth: elements of k. dtypes: of both operands. parts: True if k may be divided.
     """
     batch, m, n = shape[0] * shape[1], shape[2], shape[3]
     given = _tiles(machine)

@@ -375,7 +375,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         fuse_parts_norm,
         Stage.CUT,
-        "The task that adds up a row's parts norms it.",
+        "The task that adds up the parts of a row also normalises the row.",
         over=(("add_parts",), ("rmsnorm",)),
         gives=("add_parts_norm",),
         needs=("cut_products",),
@@ -384,7 +384,7 @@ PASSES: tuple[Pass, ...] = (
     Pass(
         fuse_sampling,
         Stage.CUT,
-        "The layer that makes logits finds the best of its own, on all ranks.",
+        "The layer that computes logits also finds the largest of them, on all ranks.",
         over=(tuple(CHOOSE), ("linear",)),
         gives=("choose", "choose_each"),
         needs=("fuse_linear", "rotate_logits", "reorder_small_ops"),

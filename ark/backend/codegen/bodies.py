@@ -91,7 +91,7 @@ class Bodies:
     """
 
     def __init__(self, machine: Machine, dialect: Dialect, ops: int, flow: bool = False) -> None:
-        """flow: the result of `flows`."""
+        """ops: the number of the plan's ops. flow: the result of `flows`."""
         self._machine = machine
         self._flow = flow
         self._dialect = dialect

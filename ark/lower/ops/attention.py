@@ -213,9 +213,8 @@ def _lower_sequence(
     least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (given.head_dim + 2)  # in bytes
-    if machine.has(
-        Capability.PACKET_GATE
-    ):  # the merge polls all parts, so have about the cube root of `context`
+    # The merge polls all parts, so their number is at most about the cube root of `context`.
+    if machine.has(Capability.PACKET_GATE):
         least = max(least, int(context ** (2 / 3)))
     splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
     if machine.has(Capability.PACKET_GATE):  # parts that are not packets need one more counter

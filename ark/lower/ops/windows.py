@@ -39,9 +39,8 @@ def lower_convolution(lowering: Lowering, node: Node) -> None:
     share = min(-(-out.elements // tasks), MAX_TILE_ELEMENTS)
     given = node.read(ConvolutionAttributes)
     sizes = given.sizes
-    line = (
-        sizes[1] if rows == 1 and len(sizes) == 2 else WARP_READ_ELEMENTS
-    )  # with one channel per group: rows
+    # If a group has one output, tiles consist of whole rows of the image.
+    line = sizes[1] if rows == 1 and len(sizes) == 2 else WARP_READ_ELEMENTS
     wide = places if share >= places else min(places, -(-share // line) * line)
     down = min(rows, max(1, share // wide))
 

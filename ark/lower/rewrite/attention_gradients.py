@@ -25,7 +25,7 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.makers import only_makers
 from ark.lower.rewrite.views import same_elements, whole
 
-SCALE_ERROR = 1e-6
+SCALE_ERROR = 1e-6  # relative difference up to which two scales count as equal
 
 Selected = tuple[int, int]  # the buffer of a mask; the branch of `where` that has the scores
 

@@ -276,9 +276,8 @@ def _split(
     part = expression.own_part(tree, place, small)
     if part is None or part is tree or part[0] == "input" or read.shape != node.outputs[0].shape:
         return None
-    if expression.has_casts(
-        part
-    ):  # the reader computes in the cast's type, and the stored result would have another
+    # The reader computes in the type of a cast. The result that is stored for it has another type.
+    if expression.has_casts(part):
         return None
     operands = sorted(expression.reads(part))
     result = graph.tensor(read.shape, read.dtype, name=product.name)

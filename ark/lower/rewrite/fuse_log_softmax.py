@@ -34,7 +34,7 @@ MIN_COLUMNS = 32  # shorter rows are as fast to store as to read again
 
 @dataclass(frozen=True)
 class _Fused:
-    """A log-softmax that is not stored. rows: its input, sums: the logarithms that are subtracted
+    """A log-softmax that is not stored. rows: its input. sums: the logarithms that are subtracted
     from the rows.
     """
 

@@ -21,7 +21,7 @@ from ark.tasks import expression
 from ark.tasks.row_fusion import MAX_ROW_ELEMENTS, MAX_STAGES
 
 MIN_ROW_ELEMENTS = 64  # with fewer elements, a warp's lanes would be idle
-MIN_SUMS = 2  # a single sum takes its term in (ark.lower.rewrite.fuse_reduction_terms)
+MIN_SUMS = 2  # ark.lower.rewrite.fuse_reduction_terms fuses a single sum with its term
 STAGES_PER_NODE = 7  # at most
 MAX_WAITING = 8  # nodes that are moved behind a fused node because they read its results
 MAX_WIDE_INPUTS = 6  # rows of more tensors would not fit into registers
@@ -239,7 +239,7 @@ def _key(tensor: Tensor) -> Key:
 
 def _shape(tensor: Tensor, frame: tuple[int, int]) -> str:
     """Which values a tensor has for rows: `full` (one for each element), `rows` (a value for each
-    row), `columns` (a value for each column), `one` (one value); "" if it does not.
+    row), `columns` (a value for each column), `one` (one value); "" if it has another form.
     """
     rows, columns = frame
     if not tensor.dense or tensor.dtype not in FLOATS or not tensor.shape:
@@ -252,7 +252,9 @@ def _shape(tensor: Tensor, frame: tuple[int, int]) -> str:
 
 
 def _over(out: Tensor, read: Tensor, frame: tuple[int, int]) -> bool:
-    """False if a result overlaps a tensor that is read, other than in the place of its own rows."""
+    """False if storing the result `out` would change rows of the tensor `read` before they are
+    read. A result may overlap the tensor if each of its rows replaces the same row of the tensor.
+    """
     return not overlap(out, read) or (_key(out) == _key(read) and _shape(read, frame) == "full")
 
 

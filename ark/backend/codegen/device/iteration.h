@@ -2,7 +2,7 @@
 // and its task list.
 
 // Ends the loop at the host's request: no processor begins another iteration, and every wait gives
-// up.
+// up. If ArkControl::go is 0x40000000 or more, processors leave instead of waiting for permission.
 ARK_COLD void ark_leave(ArkCtx& c) {
   ArkControl* control = ark_control(ARK_GIVEN_PARAMS(ARK_GIVEN(c).p));
   ark_post_host(&control->limit, 0u);  // other processors read it meanwhile

@@ -1,15 +1,16 @@
 // Operands as task bodies see them: an address, with a type and strides that are compile-time
 // constants of the generated source.
 
-// An operand with elements of type T (ark_u64: packets). S0 to S3 are the strides of its four
-// dimensions, in elements; a stride is 0 if the operand has no such dimension or is broadcast along
-// it. SYSTEM: true if peers read or write the operand.
+// True if operands of element type T hold packets.
 template <typename T>
 constexpr bool ark_packets = false;
 template <>
 inline constexpr bool ark_packets<ark_u64> = true;
 template <>
 inline constexpr bool ark_packets<const ark_u64> = true;
+// An operand with elements of type T (ark_u64: packets). S0 to S3 are the strides of its four
+// dimensions, in elements; a stride is 0 if the operand has no such dimension or is broadcast along
+// it. SYSTEM: true if peers read or write the operand.
 template <typename T, ark_i64 S0, ark_i64 S1, ark_i64 S2, ark_i64 S3, bool SYSTEM>
 struct ArkOperand {
   static constexpr bool given = true;

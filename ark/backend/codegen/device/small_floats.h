@@ -7,8 +7,8 @@ struct ark_e5m2 {
   unsigned char bits;
 };
 
-// Converts v to an 8-bit float with MANTISSA bits of mantissa. Values that are too large become
-// OVER (NaN or infinity).
+// Converts v to an 8-bit float with MANTISSA bits of mantissa and an exponent of this BIAS. LARGEST
+// is the encoding of the largest finite value; greater values become OVER (NaN or infinity).
 template <int MANTISSA, int BIAS, ark_u32 LARGEST, ark_u32 OVER>
 ARK_DEVICE unsigned char ark_small_bits(float v) {
   const ark_u32 sign = (ark_float_bits(v) >> 24) & 0x80u;

@@ -181,7 +181,7 @@ ARK_DEVICE void ark_polled(bool) {}
 
 // Waits until a counter has reached `want` (comparison modulo 2^32). Returns false after a failure.
 // WORDS: the number of words of a counter that peers signal; their sum counts. It is the number of
-// ranks if links between ranks support only stores, otherwise 1.
+// ranks if links between ranks support only stores, otherwise 1. why, counter: for ark_report.
 template <ark_u32 WORDS = 1u>
 ARK_DEVICE bool ark_wait(ArkCtx& c, const ark_u32* word, ark_u32 want, bool system, ark_u32 why,
                          ark_u32 counter, ark_u64 budget_ns) {

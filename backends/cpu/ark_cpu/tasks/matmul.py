@@ -17,7 +17,7 @@ from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import MIN_PACKED_ROWS, each_tile, finish_text, outputs, places
 
 _PART_BYTES = 1024  # bytes along k of a row or a column in a panel
-_MAX_PANEL_ELEMENTS = 64  # at least the rows or columns of a panel, and what pads a row of sums
+_MAX_PANEL_ELEMENTS = 64  # by which a tile grows at most if it is padded to whole panels
 
 
 class Panels(Body):
