@@ -49,10 +49,11 @@ def write_box(
     """The text of a device function that computes `expr` for every index of the task's tile.
 
     places: for each operand that is not read at the output's indices, the texts of its indices.
-    guard: a condition on the output's indices, and the value that replaces operand 0's element if
-    it is false. If the condition does not depend on the last index, packs of operand 0 are read in
-    any case and must be in bounds. once: no element of operand 0 is read twice, although it is in
-    `places`. apart: True to store packs even if operand 0 is read element by element.
+    guard: two C++ expressions: a condition on the output's indices, and the value that replaces
+    operand 0's element where the condition is false. If the condition does not depend on the last
+    index, operand 0 is read even where it is false, so that all its indices must be in bounds.
+    once: no element of operand 0 is read twice, although it is in `places`. apart: True to store
+    packs even if operand 0 is read element by element.
     """
     writer = BoxWriter(sig, expr, tile, dict(places or {}), guard, once, apart)
     if sig.operands[writer.out].per_item > 1:

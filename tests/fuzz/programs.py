@@ -36,8 +36,8 @@ TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 REFERENCE_VARIANTS = 16  # runs of the reference
 # The number that replaces undefined elements in each run of the reference. The values differ in
 # class (zero, finite, infinite, NaN) and in comparisons, so a result that depends on an undefined
-# element changes. None: keep the result computed in float64. Further runs draw each element, so
-# that the order of undefined elements changes too.
+# element differs between the runs. None: keep the result computed in float64. Runs beyond this list
+# replace every undefined element by a random number of its own, so that their order changes too.
 UNDEFINED = (None, 0.0, np.inf, -np.inf, np.nan, 1e30, -1e30)
 KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")
@@ -119,8 +119,8 @@ def run_program(text: str) -> bool | str:
 
 
 def _said(text: str, given: dict[str, Any]) -> None:
-    """Checks ark's error message for a refused program. Raises WrongResult unless it is about empty
-    sizes or, on a machine model, about memory.
+    """Raises WrongResult unless ark had a valid reason to refuse a program: a tensor has no
+    elements, or the error message reports too little memory of a machine model.
     """
     empty = any(0 in shape for shape, *_ in given["inputs"])
     memory = given["machine"] and any(w in text for w in ("memory", "GiB", "all of them from 1"))
@@ -197,9 +197,10 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 def reference(
     given: dict[str, Any], arrays: list[np.ndarray], names: list[Any], variant: int
 ) -> list[np.ndarray]:
-    """Returns all values in float64, int64 and bool. variant: 0 rounds each to its type, 1 rounds
-    floats to fp32 only, others also perturb operands and results. Undefined elements have another
-    value in each variant.
+    """Computes the program with NumPy. Returns its inputs and the results of all steps, as float64,
+    int64 or bool. variant: the number of this run of the reference. Run 0 rounds each value to its
+    type, run 1 rounds floats to fp32 only, later runs also perturb operands and results by rounding
+    errors. Each run replaces undefined elements by another value.
     """
     noise = np.random.default_rng(variant)
     values = [wide(a, d) for a, (_, d, _, _) in zip(arrays, given["inputs"], strict=True)]
@@ -237,7 +238,9 @@ def reference(
 
 
 def _filled(array: np.ma.MaskedArray, variant: int, noise: np.random.Generator) -> np.ndarray:
-    """Returns floats whose undefined elements are replaced as in run `variant` of the reference."""
+    """Returns the array with other values in place of its masked (undefined) elements. The values
+    depend on `variant`, so that they differ between the runs of the reference (see UNDEFINED).
+    """
     if variant >= len(UNDEFINED):
         drawn = noise.standard_normal(array.shape)
         return np.where(np.ma.getmaskarray(array), drawn, array.data)
@@ -246,8 +249,8 @@ def _filled(array: np.ma.MaskedArray, variant: int, noise: np.random.Generator) 
 
 
 def _other_zeros(array: np.ndarray, variant: int, noise: np.random.Generator) -> np.ndarray:
-    """Returns the array with other signs of its zeros, which are not defined (docs/ops.md): all
-    positive, all negative, or random.
+    """Returns the array with the signs of its zeros changed: all positive, all negative, or random.
+    An op may return a zero of either sign (docs/ops.md).
     """
     if variant in (3, 5):
         zeros = 0.0 if variant == 3 else -0.0
@@ -264,8 +267,8 @@ def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndar
 
 
 def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, label: str) -> None:
-    """Raises WrongResult if an element differs from the reference by more than the variants of the
-    reference differ.
+    """Compares a result of ark with the results of all runs of the reference. Raises WrongResult if
+    an element differs from run 0 by more than the other runs do.
     """
     first, *others = wanted
     if got.shape != first.shape:
