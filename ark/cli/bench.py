@@ -275,7 +275,7 @@ def figures_of(figures: Figures, config: str, ranks: int = 1) -> list[Figure]:
 
 
 def predict(name: str | None, model: str) -> None:
-    """Lets a product's timing model replace the backend's devices.
+    """Replaces the backend's devices by a timing model. model: its name, such as "mi300x".
 
     Raises InvalidUsageError if the backend has no timing models.
     """

@@ -39,7 +39,7 @@ from ark.collective.topology import GRAMMAR, Topology
 from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
-_MOST_OPERATIONS = 1 << 16  # limit of one program's operations, for each number of pieces
+_MOST_OPERATIONS = 1 << 16  # limit of a program's operations, all pieces counted
 _MOST_COMPARED = 1 << 18  # limit of the operations of all programs that `compare` tries
 _MOST_IN_WINDOWS = 1 << 16  # larger programs are simulated only without a limit of puts in flight
 _WINDOWS = (0, 2)

@@ -100,8 +100,8 @@ def inspected(case: OpCase, backend: InspectedBackend, arch: str) -> LoopFigures
     """Compiles the case's kernel for an architecture and returns statistics of its matrix loop. No
     device is needed.
 
-    Raises InvalidUsageError if no product of the backend has the architecture, or the kernel has no
-    such loop.
+    Raises InvalidUsageError if the backend has no machine model of the architecture, or if the
+    kernel has no such loop.
     """
     models = (backend.machine(name) for name in backend.machine_names())
     machine = next((m for m in models if m is not None and m.arch == arch), None)

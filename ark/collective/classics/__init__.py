@@ -37,10 +37,11 @@ class Algorithm:
     """The functions that write the programs of one algorithm, and the algorithm's requirements.
 
     writers: the function for each collective. cut: the number of equal parts into which each rank's
-    shard of the data must be cut (or all data, if the collective does not shard it). dealt: True if
-    the all-reduce begins with a reduce-scatter, so that its chunks are divided among the ranks.
-    boxed: True if the algorithm needs boxes. ring_per_place: True if, with boxes, every local rank
-    number has a ring or trees of its own; `cut` is then multiplied by the number of ranks in a box.
+    shard of the data must be cut. If the collective does not divide the data among ranks, all data
+    must be cut into so many parts. dealt: True if the all-reduce begins with a reduce-scatter, so
+    that its chunks are divided among the ranks. boxed: True if the algorithm needs boxes.
+    ring_per_place: True if, with boxes, every local rank number has a ring or trees of its own;
+    `cut` is then multiplied by the number of ranks in a box.
     """
 
     name: str

@@ -31,9 +31,9 @@ _Way = tuple[int, ...]  # node numbers of a path from a rank, through switches, 
 def draw(
     net: Network, symmetry: Group, scale: Fraction, k: int, reversed_too: bool = False
 ) -> tuple[Tree, ...] | None:
-    """Returns k trees for each unit of demand of a root; a tree with several copies counts as
-    often. Trees are returned only for the lowest rank of each orbit of ranks; the trees of the
-    other ranks are images of them. Returns None if no such trees are found.
+    """Returns k trees for each unit of demand of a root; a tree counts once for each of its copies.
+    Trees are returned only for the lowest rank of each orbit of ranks; the trees of the other ranks
+    are images of them. Returns None if no such trees are found.
 
     Together with all images, the trees load no link with more than `scale` times its bandwidth.
     Each tree gets as many copies as fit. If the other trees then do not fit, each tree gets one
@@ -125,14 +125,14 @@ class _Budget:
         return self._left[self._orbit[tail, head]] > 0
 
     def left(self, way: _Way) -> int:
-        """Starts a new tree. If paths of one tree separate at a switch that multicasts, they use
-        the links before the switch once. Paths of different trees share no uses.
+        """Returns how often the path could still be used: the least number of remaining uses of its
+        links.
         """
         return min(self._left[self._orbit[link]] for link in itertools.pairwise(way))
 
     def begin(self) -> None:
-        """Starts a new tree. Several paths of one tree may share a link at the cost of one use;
-        paths of different trees may not.
+        """Starts a new tree. Paths of one tree that share their first links up to a switch that
+        multicasts use these links once. Paths of different trees use every link separately.
         """
         self._taken: set[_Way] = set()  # the beginnings of the tree's paths
         self._used: Counter[int] = Counter()
@@ -160,8 +160,8 @@ class _Budget:
         return copies
 
     def _links(self, way: _Way) -> Iterator[tuple[int, int]]:
-        """Yields the links that a path adds to the tree, first for the tree, then, if an all-reduce
-        uses the reversed tree too, for the reversed tree.
+        """Yields the links that a path adds to the tree. If an all-reduce also sums along the
+        reversed tree, the links that the path adds to that tree follow.
         """
         shared = max((n for n in range(1, len(way)) if way[:n] in self._taken), default=1)
         for reverse, able in enumerate(self._able):

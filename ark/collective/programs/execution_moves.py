@@ -235,8 +235,8 @@ class Mover:
         return slots, {self._put(peer, rank, there, slots, after)}
 
     def arrived(self, rank: int, op: form.Op) -> After | None:
-        """The operations that wrote the packets that this operation reads. None if some of them
-        have not been read yet.
+        """The operations that wrote the packets that this operation reads. None if an operation
+        that writes some of these packets has not been converted yet.
         """
         first = PACKETS_READ.get(op.name)
         if first is None:

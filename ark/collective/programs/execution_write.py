@@ -336,7 +336,8 @@ class _Emitter:
                 form.Op("copy", src_buff=(self._here(op.srcs[0]),), dst_buff=(self._here(op.dst),))
             )
         else:
-            srcs = sorted(op.srcs, key=lambda span: span != op.dst)  # before it is written
+            # If the target is also a source, it is read first, before it is overwritten.
+            srcs = sorted(op.srcs, key=lambda span: span != op.dst)
             done = 0
             while done < len(srcs):
                 first = [op.dst] if done else []

@@ -35,10 +35,11 @@ _COLL = {
 
 @dataclass(frozen=True)
 class Target:
-    """The limits and names of a runtime.
-
-    The limits are: steps per thread block, thread blocks per channel and in total, channels, chunks
-    per step, the number of a block that can be waited for, and an offset.
+        """The limits of a runtime, and the names that it gives to collectives. The runtime has at
+        most `steps` steps per thread block, `blocks_per_channel` thread blocks per channel,
+        `blocks` thread blocks in all, `channels` channels and `chunks` chunks per step. A step can
+        wait only for thread blocks with numbers up to `waited_for`. The first chunk of a step (its
+        offset) is at most `offset`.
     """
 
     steps: int

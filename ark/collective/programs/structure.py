@@ -54,8 +54,9 @@ def check_structure(p: CollectiveProgram) -> None:
         if (io or buffer.name in wanted) and wanted.get(buffer.name) != (buffer.role, buffer.slots):
             raise refusal(
                 p,
-                f"the buffer {buffer.name} ({buffer.role.value}, {buffer.slots} slots) does not "
-                f"fit: {p.collective.value} has in with {in_slots} and out with {out_slots} slots.",
+                f"the buffer {buffer.name} has the role {buffer.role.value} and {buffer.slots} "
+                f"slots; {p.collective.value} needs a buffer `in` with {in_slots} slots and a "
+                f"buffer `out` with {out_slots}.",
             )
     slots = p.ranks * sum(max(buffer.slots, 0) for buffer in p.buffers)
     if slots > MOST_SLOTS:

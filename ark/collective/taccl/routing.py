@@ -181,8 +181,8 @@ class _Model:
         return 0
 
     def _arrivals(self, model: Any, sent: list[Any], number: int, total: Any, most: int) -> None:
-        """Adds the constraints that a leader arrives exactly once at every rank that needs it, and
-        only after it has reached the previous rank of its path.
+        """Adds the constraints on the arrivals of chunk `number`: it arrives exactly once at every
+        rank that needs it, and only after it has reached the previous rank of its path.
         """
         chunk, row = self.chunks[number], self.table[number]
         reach = {chunk.owner} | {self.edges[i].dst for i in np.flatnonzero(row >= 0)}
