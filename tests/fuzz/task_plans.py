@@ -106,7 +106,7 @@ class _Pair:
         self._said: bytes | None = None
         if form is packet_sum:
             ark.sharding(ark.tensor([2 * 96]), 0, 96)
-        for _ in range(8):  # enough tensors for all numbers in the plan
+        for _ in range(8):  # tensors for all tensor numbers in the plan
             _ = ark.tensor([96], ark.fp16) if form is fused_sum else ark.tensor([3, 700])
         machine, plan = registry.machine("cpu-2"), ark.Plan(form(1 - rank, 2))
         with contextlib.suppress(_Heard):

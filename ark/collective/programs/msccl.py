@@ -35,11 +35,11 @@ _COLL = {
 
 @dataclass(frozen=True)
 class Target:
-        """The limits of a runtime, and the names that it gives to collectives. The runtime has at
-        most `steps` steps per thread block, `blocks_per_channel` thread blocks per channel,
-        `blocks` thread blocks in all, `channels` channels and `chunks` chunks per step. A step can
-        wait only for thread blocks with numbers up to `waited_for`. The first chunk of a step (its
-        offset) is at most `offset`.
+    """The limits of a runtime, and the names that it gives to collectives. The runtime has at most
+    `steps` steps per thread block, `blocks_per_channel` thread blocks per channel, `blocks` thread
+    blocks in all, `channels` channels and `chunks` chunks per step. A step can wait only for thread
+    blocks with numbers up to `waited_for`. The first chunk of a step (its offset) is at most
+    `offset`.
     """
 
     steps: int
