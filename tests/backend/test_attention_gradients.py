@@ -135,7 +135,7 @@ def test_gradients_of_one_projection_are_written_side_by_side() -> None:
 
 
 def _another_mask() -> None:
-    """The gradient is masked in another way than the scores."""
+    """A program that must not become one op: its gradient has another mask than its scores."""
     q, k, v, given = (ark.tensor([2, 2, 130, 24], bf16) for _ in range(4))
     first, second = (ark.tensor([1, 1, 130, 130], ark.bool) for _ in range(2))
     scores = ark.matmul(q, k, transpose_other=True, dtype=fp32)
@@ -152,7 +152,7 @@ def _another_mask() -> None:
 
 
 def _weights_kept() -> None:
-    """Another op reads the weights."""
+    """A program that must not become one op: another op reads the attention weights."""
     q, k, v, given = (ark.tensor([2, 2, 130, 24], bf16) for _ in range(4))
     weights = ark.softmax(ark.matmul(q, k, transpose_other=True, dtype=fp32))
     ark.grad(ark.matmul(ark.cast(weights, bf16), v), [q, k, v], given)
@@ -160,7 +160,9 @@ def _weights_kept() -> None:
 
 
 def _bias_trained() -> None:
-    """The gradient of a bias is that of the scores, which must be stored."""
+    """A program that must not become one op: the gradient of a bias is the gradient of the scores,
+    which must therefore be stored.
+    """
     q, k, v, given = (ark.tensor([2, 2, 130, 24], bf16) for _ in range(4))
     bias = ark.tensor([1, 1, 130, 130], fp32)
     scores = ark.add(ark.matmul(q, k, transpose_other=True, dtype=fp32), bias)

@@ -129,8 +129,8 @@ def test_an_epilogue_of_chosen_experts(
     total: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Biases by expert, a gate of two products, and the sum over slots with scores and a
-    residual.
+    """Products with chosen experts whose epilogue has a bias for each expert and a gate of two
+    products, or adds up the results of a row's experts, multiplied by scores, and a residual.
     """
     monkeypatch.setattr(bodies, "MOST_SUMS", 64 * weights * (slots if total else 1))
     monkeypatch.setattr(bodies, "MOST_LOADS", 6)

@@ -192,7 +192,9 @@ def slots() -> np.ndarray:
 
 
 def step_of(rows: int, unit: int, most: int) -> int:
-    """Positions of a stage: as few as fill all slots as often as full stages would."""
+    """Returns the number of positions in a stage: the smallest with which all positions need no
+    more rounds over the slots than with full stages.
+    """
     slots = SLOTS * max(1, math.ceil(rows / (SLOTS * most)))
     return math.ceil(math.ceil(rows / slots) / unit) * unit
 
@@ -213,8 +215,9 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 def test_loaded_stages_give_numpys_attention(
     device: ctypes.CDLL, length: int, part: int, parts: int, first: int, paged: bool, sharers: int
 ) -> None:
-    """length: the number of positions before this iteration. part: the task's part of the
-    positions. first: the slot of its first stage. sharers: the warps that share a stage.
+    """Attention of one task over the stages of its part equals NumPy's. length: the number of
+    positions before this iteration. part: the task's part of the positions. first: the slot of its
+    first stage. sharers: the warps that share a stage.
     """
     rng = np.random.default_rng(length + part)
     room = 24 * PAGE  # positions of the cache

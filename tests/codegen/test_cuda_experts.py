@@ -95,7 +95,9 @@ def test_experts_of_one_row_load_ahead(sizes: tuple) -> None:
 def test_quantised_experts_load_ahead_unless_a_piece_has_several_factors(
     codes: DataType, group: int, zeros: bool, taken: bool
 ) -> None:
-    """The codes in 16 bytes must share a scale, and there must be no zero points."""
+    """Quantised weights of experts are loaded ahead only if the codes in 16 bytes share a scale and
+    there are no zero points.
+    """
     dtype = row_type(codes, 256, group, fp32 if zeros else bf16, zeros, bf16)
     assert isinstance(dtype, RowType)
     task_plan = planned(backend.machine("h200"), 256, 256, 2, dtype)

@@ -77,8 +77,9 @@ def test_sums_with_slices(tmp_path: Path) -> None:
 
 
 def test_several_rounds(tmp_path: Path) -> None:
-    """A thread loads its next packs, or single elements, while it computes. The row of bytes ends
-    with single elements; rows of 601 elements have no packs.
+    """Copies so large that a thread has several rounds of loads: it loads its next vectors, or
+    single elements, while it stores the current ones. The row of bytes ends with single elements;
+    rows of 601 elements have no aligned vectors.
     """
     x, y = np.resize(values(ark.uint8, 4099), 9_000_003), values(ark.bf16, 1500, 607)
     (_, one), (_, two) = computed(
@@ -104,7 +105,9 @@ def test_gathers(tmp_path: Path, columns: int) -> None:
 
 @pytest.mark.parametrize("columns", [5, 160, 512])
 def test_updates_at_rows(tmp_path: Path, columns: int) -> None:
-    """Tasks share the rows; the warps of a task apply different updates at the same time."""
+    """Scatters whose tasks divide the updated rows, and whose warps apply different updates at the
+    same time.
+    """
     x, new = values(ark.fp32, 300, columns), values(ark.fp32, 1500, columns)
     rows = np.random.default_rng(3).integers(-300, 300, (1500, 1))
     inputs = [(x, ark.fp32), (rows, ark.int64), (new, ark.fp32)]

@@ -214,8 +214,8 @@ def test_epilogues_are_compiled_into_the_product(m, n, k, dtype, result) -> None
 
 
 def test_an_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
-    """An epilogue with gelu, written in elementary ops as in transformers' GPT-2, with weights
-    whose columns are contiguous.
+    """The code of a product with gelu as its epilogue is short and unrolled. gelu is written in
+    elementary ops, as in transformers' GPT-2, and the columns of the weights are contiguous.
     """
     graph = Graph()
     shapes = {"a": (2048, 768), "b": (768, 3072), "bias": (3072,)}

@@ -153,8 +153,8 @@ def test_a_device_barrier_takes_the_measured_time() -> None:
 
 
 def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: int) -> float:
-    """The microseconds in which block `blocks` reads `count` cache lines while the blocks with
-    lower numbers read other lines.
+    """Runs the kernel `asked` of `code`: the microseconds in which block `blocks` reads `count`
+    cache lines while the blocks with lower numbers read other lines.
     """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty((blocks + 1) << 20), held.upload(np.zeros(1, np.uint32))

@@ -37,7 +37,7 @@ def layer(x: Any, weight: Any) -> Any:
 
 
 def mixed(x: Any) -> Any:
-    """Computes from the rows of each window new rows, each of which depends on all of them, as
+    """Computes new rows for each window. Each new row depends on all rows of the window, as
     attention does.
     """
     *lead, high, wide, c = x.shape()
