@@ -44,9 +44,10 @@ def microseconds(
     tile: tuple[int, int] | None = None,
     cut: list[int] | None = None,
 ) -> tuple[float, list[int]]:
-    """Predicts the microseconds of a product of the given shape (rows, columns, depth). The product
-    is divided into tiles of the size `tile`, or as `cut` gives, or else as the planner chooses.
-    Also returns the rows and columns of a tile and the number of parts of k.
+    """Predicts the microseconds of a product of the given shape (rows, columns, k). The product is
+    divided into tiles of the size `tile`, or as `cut` gives (rows and columns of a tile, parts of
+    k), or else as the planner chooses. Also returns the rows and columns of a tile and the number
+    of parts of k.
     """
     m, n, k = shape
     ta, tb = (letter == "t" for letter in turned)

@@ -76,8 +76,8 @@ def prove(
                 )
         if not all(row.get("device", "") in name for name in result.devices):
             raise ValueError(
-                f"ci/results/{row['name']}.json is a run on {result.devices}, which are not the "
-                "device of that row"
+                f"ci/results/{row['name']}.json is a run on {result.devices}, but the row is "
+                "of another device"
             )
         counts = f"{result.total.passed} passed, {result.total.skipped} skipped"
         # The versions that the run used, because another version of a package may be installed now.

@@ -121,8 +121,8 @@ def read_rows(matrix: Sequence[dict[str, Any]], folder: Path) -> list[Row]:
                 True,
             ):
                 raise ValueError(
-                    f"{row['name']}.json has a run on {run.machine.name}, which is not the device "
-                    "of that row"
+                    f"{row['name']}.json has a run on {run.machine.name}, but the row is of "
+                    "another device or backend"
                 )
     reasons = folder.parent / REASONS
     known = _read_reasons(reasons)

@@ -94,7 +94,9 @@ def rates(text: str) -> list[float]:
     except ValueError:
         values = [0.0]
     if not all(value > 0 for value in values):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of rates above 0, as 2,8,inf")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of rates above 0, such as 2,8,inf"
+        )
     return values
 
 
@@ -115,7 +117,8 @@ def run(args: argparse.Namespace) -> int:
             return _measure(args, args.url or "http://127.0.0.1:8000")
     if args.url is not None:
         raise InvalidUsageError(
-            f"{args.directory!r} is to be served here, and --url names a server; give one of them"
+            f"the checkpoint {args.directory!r}, which would be served here, and --url, the "
+            "address of a running server, were both given; give one of them"
         )
     options = ["--backend", args.backend] if args.backend else []
     # Benches that share a device use it one after another (Turn). The server is started before this

@@ -52,8 +52,8 @@ from ark.runtime.executor import BUDGET_S, MOST_BUDGET_S
 from ark.runtime.launch import launch_command
 from ark.runtime.rank_info import rank_from_environment
 
-# The number of characters per token position to which a prompt is cut before it is tokenised: an
-# upper estimate, several times the average.
+# Before a prompt is tokenised, it is cut to this number of characters per token position. The
+# number is an upper estimate, several times the average length of a token.
 HEAD_CHARACTERS_PER_POSITION = 16
 FEWEST_OF_A_RATE = 16
 """A rate is printed only for at least this many tokens."""

@@ -316,8 +316,8 @@ class Communicator:
 
     @property
     def _meeting_s(self) -> float:
-        """Seconds to wait for the other ranks; longer once all are in the call: some may
-        compile.
+        """Seconds to wait for the other ranks. The limit is longer once all ranks are in the call,
+        because some of them may still compile.
         """
         return PREPARE_S if self._arrived else self._budget_s
 

@@ -62,8 +62,8 @@ def group(timeout_s: float | None = None) -> Group:
         atexit.register(_close)
     elif timeout_s is not None and timeout_s != _group.budget_s:
         raise InvalidUsageError(
-            f"group: the timeout is already {_group.budget_s:g} s; pass {timeout_s:g} s before "
-            "the first call"
+            f"group: the group exists already, with a timeout of {_group.budget_s:g} s; pass "
+            f"timeout_s={timeout_s:g} in the first call"
         )
     return _group
 

@@ -97,7 +97,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
         raise UnsupportedError(
             f"{directory} holds its weights in {others[0]}, but ark reads safetensors "
             f"({SINGLE}, or shards with {INDEX}). Convert the checkpoint: load it with "
-            "transformers and save_pretrained it with safetensors."
+            "transformers and save it by save_pretrained, with safetensors."
         )
     stray = sorted(path.name for path in directory.glob("*.safetensors"))
     hint = f" It holds {stray[0]}, but not under one of these names." if stray else ""

@@ -137,7 +137,7 @@ class Tokenizer:
         if not path.exists() and other:
             raise UnsupportedError(
                 f"{folder} holds its tokenizer in {other}, but ark reads tokenizer.json. Convert "
-                "it: load it with transformers' AutoTokenizer and save_pretrained it."
+                "it: load it with transformers' AutoTokenizer and save it by save_pretrained."
             )
         check_file(path)
         try:

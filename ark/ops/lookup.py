@@ -197,7 +197,9 @@ def scatter_elements(
         raise ModelError(
             f"scatter_elements: the tensor has shape {list(shape)}, the indices "
             f"{list(ids.ir.shape)}, the updates {list(wanted)}, and the reduction is "
-            f"{reduction!r}; these do not fit each other"
+            f"{reduction!r}; expected updates no larger than the tensor (except along the axis), "
+            "indices that broadcast to the updates, and the reduction set, add, mul, maximum or "
+            "minimum"
         )
     checked: Any = reduction
     attrs = ScatterAttributes(axis=axis, function=checked).to_node()

@@ -265,8 +265,8 @@ def test_greedy_sample_takes_the_largest_logit_and_embed_its_row(backend: str) -
     after = loop(logits, 3)
     assert after.position == 5
     assert after.tokens[3:6].tolist() == [17] * 3 == referenced(logits, after, 3)[3:6].tolist()
-    # The last iteration, at position 4, read the token drawn for position 4 and the one drawn for
-    # position 5.
+    # The last iteration, at position 4, embedded the token that was drawn for position 4, and the
+    # initial token of position 5, for which it drew a token only afterwards.
     table = torch.tensor(after.embedding)
     ids = torch.tensor([17, int(after.before[5])])
     np.testing.assert_array_equal(after.rows, torch.nn.functional.embedding(ids, table).numpy())

@@ -130,7 +130,7 @@ def test_parts_that_are_too_many_for_packets() -> None:
     (merge,) = (op for op in planned.ops if op.kind == "attention_merge")
     assert merge.params["splits"] == 32
     assert not planned.tensors[merge.operands[0]].packet
-    # As many parts have a nonzero weight as a context of 1,501 positions fills.
+    # The context of 1,501 positions fills 11 of the 32 parts. Only these have a nonzero weight.
     (weights,) = (array.reshape(8, 32, 130)[:, :, 129] for array in parts.values())
     assert ((weights > 0).sum(1) == 11).all() and (weights[:, :11] > 0).all()
 

@@ -70,9 +70,9 @@ def test_the_loop_compiles(name):
 # Upper bounds of the bytes of spill stores in the kernels of Llama 3.2 1B, compiled by NVRTC 13.0
 # or 13.5. Keys: the kernel variant, and the tokens of a prompt's chunk (0: the kernel only
 # decodes). Values: the spills of the loop function, into which a decoder's task bodies are inlined;
-# and of all functions, including the registers that a callee saves. A change that lowers a figure
-# lowers it here. The variant `roles` runs prompts only in short chunks; without prompts its loop
-# must not spill.
+# and of all functions, including the registers that a callee saves. If a change
+# reduces the spills, its author reduces the figure here, too. The variant `roles` runs prompts only
+# in short chunks; without prompts its loop must not spill.
 SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (136, 788)}
 
 

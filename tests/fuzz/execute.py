@@ -44,7 +44,8 @@ def serial(plan: Plan) -> Plan:
         if alone:
             alone[-1] = dataclasses.replace(alone[-1], signals=(ITERATION_BARRIER,))
         phases.append(Phase(phase.name, (tuple(alone),)))
-    # In this plan one task ends an iteration, whatever the number of such tasks in the original.
+    # In this plan only the last task signals the barrier at the end of an iteration. In the
+    # original plan, several tasks may signal it.
     once = (
         dataclasses.replace(c, step=1) if c.id == ITERATION_BARRIER else c for c in plan.counters
     )

@@ -32,7 +32,7 @@ from tests.unit.plan.shapes import machine, replace_task
 LAUNCH_ITERATIONS = 3
 ROUNDS = "rounds"  # in which a GPU multiplies it
 SHAPES = {
-    # Each product by name: (rows, columns, depth, type, and for each operand True if it is
+    # Each product by name: (rows, columns, k, type, and for each operand True if it is
     # transposed).
     "ragged": (203, 133, 24, ark.fp32, False, True),
     "half": (192, 96, 40, ark.fp16, True, False),

@@ -56,8 +56,8 @@ def test_the_manifest(server: Running) -> None:
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         path = container[kind]["httpGet"]["path"]
         assert httpx.get(server.url + path).status_code == 200
-    # An engine that fails ends the process, and Kubernetes starts each that has ended. The liveness
-    # probe must allow for the time to drain.
+    # If the engine fails, the process ends, and Kubernetes restarts it. The liveness probe must
+    # allow for the time to drain.
     assert pod.get("restartPolicy", "Always") == "Always"
     liveness = container["livenessProbe"]
     assert args.drain < liveness["periodSeconds"] * liveness["failureThreshold"]

@@ -125,7 +125,9 @@ def test_worse_figures_are_measured_again_and_the_faster_time_counts(
 def test_a_bench_that_is_run_again_keeps_its_other_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bench of a server measures all of its figures at once, and only one of them was worse."""
+    """If a bench runs again because one of its figures became worse, the times of its other figures
+    stay those of its first run. (A bench of a server measures all of its figures in each run.)
+    """
     run = a_run(tmp_path, results(row("serve/a-p50"), row("serve/b-p50")))
     piece = figure_pieces.Piece("serve", ("serve",), ("serve/a-p50", "serve/b-p50"), "", 50.0)
     times = [(10.0, 15.0), (11.0, 12.0)]

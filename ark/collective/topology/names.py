@@ -168,7 +168,9 @@ def _number(name: str, key: str, value: str, kind: type[int] | type[float]) -> i
 
 def _check_size(name: str, ranks: int) -> None:
     if ranks > _MOST_RANKS:
-        raise InvalidUsageError(f"{name} has {ranks} ranks or more; at most {_MOST_RANKS} fit.")
+        raise InvalidUsageError(
+            f"{name} has {ranks} ranks or more; at most {_MOST_RANKS} are supported."
+        )
 
 
 def _unknown(name: str, key: str, known: str) -> InvalidUsageError:

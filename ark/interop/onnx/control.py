@@ -96,7 +96,9 @@ def _scan(call: Call) -> list[Value | None]:
     axes = [axis_of(a, len(v.shape)) for a, v in zip(axes, scanned, strict=True)]
     lengths = {v.shape[a] for v, a in zip(scanned, axes, strict=True)}
     if len(lengths) != 1:
-        raise ModelError(f"the scanned inputs have the lengths {sorted(lengths)}")
+        raise ModelError(
+            f"the scanned inputs have the lengths {sorted(lengths)}; they must be equal"
+        )
     (length,) = lengths
     if length > MAX_UNROLLED_ITERATIONS:
         raise refuse(f"a Scan of more than {MAX_UNROLLED_ITERATIONS} iterations")

@@ -149,7 +149,9 @@ def _max_unpool(call: Call) -> Value:
     if wanted != own:
         grown = [(0, w - n) for w, n in zip(wanted, own, strict=True)]
         if min(b for _, b in grown) < 0:
-            raise ModelError(f"the shape {wanted} is smaller than {own}")
+            raise ModelError(
+                f"the output shape {wanted} is smaller than {own}, to which the windows extend"
+            )
         result = ark.pad(result, grown, "constant", 0.0)
     return shaped(result, wanted)
 

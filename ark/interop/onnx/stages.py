@@ -61,8 +61,9 @@ class _Part:
 
 
 class Stages:
-    """A model that is cut at one node. place: the node's index in the graph. on_host: True if the
-    host computes the node.
+    """A model whose graph is cut at one node: the nodes before it are one part, and the remaining
+    nodes are another. place: the node's index in the graph. on_host: True if the host computes the
+    node.
     """
 
     def __init__(

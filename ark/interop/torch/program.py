@@ -175,7 +175,7 @@ class Program:
         self._plan = self._planning.finish()
         del self._planning
         loads = machine_of(self._plan).variant.role(LOAD)
-        self._step = BOX_ALIGNMENT_BYTES if loads else 1  # which inputs' addresses must have
+        self._step = BOX_ALIGNMENT_BYTES if loads else 1  # inputs' addresses are its multiples
         by_name = {b.name: b.id for b in self._plan.buffers if b.arena == "external"}
         self._ids = [by_name.get(b.name) for b in self._buffers]
 

@@ -31,8 +31,9 @@ def placed(shape: Sequence[int], ids: Tensor, given: Tensor, axis: int) -> Tenso
 
 
 def _placing(axis: int) -> Tree:
-    """The expression of a node that places an element: the element where the index along `axis`,
-    counted from the last, is its own, else 0.
+    """The expression of a node that places an element along an axis: the node's first input is the
+    element's index, its second input the element. The result is the element at this index, else 0.
+    axis: negative, counted from the last axis.
     """
     return ["where", ["equal", ["index", axis], leaf(0)], leaf(1), number(0.0)]
 

@@ -146,7 +146,7 @@ class Dispatcher:
                 self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # cleared first, so that an event that arrives meanwhile wakes the loop again
+        # Cleared first, so that an event that arrives meanwhile wakes the event loop again.
         self._woken = False
         while self._events:
             self._give(*self._events.popleft())

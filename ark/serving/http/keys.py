@@ -40,5 +40,5 @@ class KeyMiddleware:
         if scheme.lower() != b"bearer":
             return False
         right = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        # all keys are compared, so the response time does not depend on which key matches
+        # All keys are compared, so the response time does not depend on which key matches.
         return any(right)

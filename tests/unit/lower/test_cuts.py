@@ -14,7 +14,7 @@ from ark.lower.cuts import candidates, choose_cut, choose_tile
 
 SUM_US = 11.0  # time to add two to four parts, measured within a whole model
 
-# The measured microseconds of a product (rows, columns, depth), by its cut (rows and columns of a
+# The measured microseconds of a product (rows, columns, k), by its cut (rows and columns of a
 # tile, parts of k), with weights read from memory (docs/matmul.md). The last three products were
 # measured alone, repeated in a loop.
 MEASURED = {
@@ -66,7 +66,7 @@ def test_the_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]
     assert times[cut.rows, cut.columns, cut.parts] <= 1.02 * min(times.values())
 
 
-# Times in us on an H200 on 2026-11-29, by (rows, columns, depth) of a product and by its cut (rows
+# Times in us on an H200 on 2026-11-29, by (rows, columns, k) of a product and by its cut (rows
 # and columns of a tile, parts of k). The products store results one by one instead of by a box
 # copy.
 BETWEEN = {

@@ -23,7 +23,7 @@ from ark.plan.types import Plan, PlanOp
 from ark.plan.verify import verify
 
 PAIR = ("bf16", "bf16")
-# The predicted microseconds of a launch on an MI300X, by the product's (rows, columns, depth) and
+# The predicted microseconds of a launch on an MI300X, by the product's (rows, columns, k) and
 # its cut (rows and columns of a tile, parts of k).
 PREDICTED = {
     (128, 2048, 2048): {

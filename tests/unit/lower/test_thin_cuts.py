@@ -36,7 +36,7 @@ def products(count: int, machine: Machine, m: int, n: int, k: int, dtype: DataTy
     return plan(graph, machine)
 
 
-# The expected number of tasks of a product that runs alone, by (rows, columns, depth, type).
+# The expected number of tasks of a product that runs alone, by (rows, columns, k, type).
 ALONE = {
     (4096, 1, 4096, fp32): 128,
     (1, 4096, 4096, bf16): 128,

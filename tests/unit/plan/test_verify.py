@@ -100,7 +100,7 @@ def test_the_oracle_sees_a_dropped_wait() -> None:
     assert any(faults(changed, n) for n in range(len(plan.phases)))
 
 
-# `nox` has each pair of a number of processors and a chunk once, with or without packets.
+# `nox` tests each pair of a number of processors and a chunk once, with or without packets.
 @pytest.mark.parametrize(
     ("processors", "chunk", "packets"),
     [

@@ -66,7 +66,9 @@ def test_a_result_that_the_caller_reads_is_computed() -> None:
 
 
 def test_readers_of_a_merged_result_keep_the_shapes_in_which_they_read_it() -> None:
-    """A pass may let an op read a tensor in another shape without giving it another id."""
+    """Two ops may read a tensor in different shapes. The shape belongs to the reading op, and the
+    tensor has the same id in both.
+    """
     with ark.use_model(ark.Model()) as model:
         x = ark.tensor([4, 8], fp32)
         first, second = ark.mul(x, 2.0), ark.mul(x, 2.0)

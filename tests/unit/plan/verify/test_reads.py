@@ -49,7 +49,9 @@ def _rows(first: int, last: int, columns: int = COLUMNS) -> list[tuple[list[int]
     ],
 )
 def test_a_read_by_other_indices(written: Any, count: int, painted: bool, monkeypatch: Any) -> None:
-    """A range of a buffer is read after rows of it were written."""
+    """After boxes of a matrix were `written`, its first `count` elements are read as a flat range.
+    painted: True if the verifier must mark each written element to decide this read.
+    """
     calls: list[Region] = []
     slices = reads._slices
 
