@@ -1,9 +1,9 @@
 """Predicts the time of a product of bf16 matrices on an AMD GPU, for docs/rocm-timing.md.
 
 The emulator takes a minute for 2^34 multiplications, so a large product is not run whole. Instead,
-as many tiles as there are compute units are run at once, with two different depths. The difference
-of the two times is the time of the additional depth (k), from which the whole time is computed. The
-result is predicted, not measured.
+as many tiles as there are compute units are run at once, with two different values of k. The
+difference of the two times is the time of the additional steps along k, from which the whole time
+is computed. The result is predicted, not measured.
 
     python bench/rocm_matmul.py --shape 8192x8192x8192 --tile 256x128
 

@@ -41,7 +41,7 @@ from tests.slow import slow
 
 
 def planned(forms: list[Form], machine: Machine, dtype: Any) -> Plan:
-    """Returns a verified plan for matrix units, that contains the attention of each form (a way to
+    """Returns a verified plan for matrix units. It contains the attention of each form (a way to
     write it), on tensors x0, x1, ... with results out0, out1, ...
     """
     model = ark.Model(0, 1)

@@ -41,8 +41,8 @@ class Projection:
         return ark.transpose(ark.reshape(product, shape), [0, 2, 1, 3])
 
     def table(self, angles: ark.Tensor) -> ark.Tensor:
-        """Adds the ops of the cosines or sines of all columns of a head, which torch's decoders
-        compute in the graph, from angles that are joined with themselves.
+        """Adds the ops that compute the cosines or sines of all columns of a head, as torch's
+        decoders do in the graph: both halves of a head have the same angles.
         """
         flat = [self.positions, 1, self.rows, self.width]
         return ark.reshape(ark.mul(ark.concat([angles, angles], 2), 1.0), flat)

@@ -78,8 +78,9 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_stages_taken_alone_and_shared_give_numpys_attention(
     device: ctypes.CDLL, sharers: int, positions: int, newest: int
 ) -> None:
-    """positions: the number of positions in the task's part. newest: the position of this
-    iteration, whose key and value are in no stage.
+    """Attention of one task over its stages equals NumPy's. sharers: the warps that share a stage.
+    positions: the number of positions in the task's part. newest: the position of this iteration,
+    whose key and value are in no stage.
     """
     rng = np.random.default_rng(positions)
     query = rng.standard_normal((GROUP, WIDTH)).astype(np.float32) / 4

@@ -233,7 +233,9 @@ def stage(dtype: RowType, x: np.ndarray, rows: np.ndarray, k: int) -> np.ndarray
 @pytest.mark.parametrize("number", range(len(TYPES)), ids=lambda n: "-".join(map(str, TYPES[n])))
 @pytest.mark.parametrize("start", [0, 256])
 def test_stages_agree_with_numpy(device: ctypes.CDLL, number: int, start: int) -> None:
-    """start: the first element along k; above 0 for a later part of a product whose k is split."""
+    """The products of a sequence of stages equal NumPy's. start: the first element along k; above 0
+    for a later part of a product whose k is split.
+    """
     dtype = types()[number]
     rng = np.random.default_rng(number)
     rows = np.ascontiguousarray(matrix(dtype, COLUMNS, rng)).view(np.uint8).reshape(COLUMNS, -1)

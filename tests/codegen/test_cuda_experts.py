@@ -38,8 +38,8 @@ SIZES = [(2048, 768, 4), (2880, 352, 2), (96, 40, 1), (1032, 1000, 3)]
 
 
 def layer(columns: int, inner: int, chosen: int, dtype: DataType) -> Model:
-    """A layer of experts with its norm, router and residual. The experts' rows are of a type with
-    the given dtype, or of a RowType for quantised weights.
+    """A layer of experts with its norm, router and residual. dtype: the type of the experts'
+    weights; a RowType if they are quantised.
     """
     model = Model(0, 1)
 

@@ -119,8 +119,8 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 def test_each_pair_is_rotated_by_its_angle(
     tmp_path: Path, wide: int, columns: int, width: int, aligned: bool
 ) -> None:
-    """The tables' rows are repeated along the warp's rows. If nothing is aligned, the tables begin
-    at an odd element.
+    """Each pair of a head is rotated by the angle of its row and column. The tables have fewer rows
+    than the warp, so they are repeated. aligned: False if the tables begin at an odd element.
     """
     half, pitch = width // 2, width + (not aligned)
     rng = np.random.default_rng(wide + width)

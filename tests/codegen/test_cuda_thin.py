@@ -99,8 +99,8 @@ def check_product(got: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 def test_staged_products_equal_numpy_in_blocks_on_the_host(
     tmp_path: Path, late: bool, downwards: bool
 ) -> None:
-    """late: copies to shared memory are done as late as allowed. downwards: threads run in
-    descending order.
+    """Products whose operands are staged in shared memory equal NumPy's. late: copies to shared
+    memory are done as late as allowed. downwards: threads run in descending order.
     """
     rng = np.random.default_rng(7)
     for number, (m, n, k, processors) in enumerate([(13, 70, 1400, 2), (90, 9, 1828, 1)]):

@@ -107,8 +107,8 @@ def aligned(values: np.ndarray, shift: int = 0) -> np.ndarray:
 def test_short_rows_are_transposed(
     device: ctypes.CDLL, row: int, width: int, channels: int, shift: int, way: str
 ) -> None:
-    """shift: with 1, no row begins at a multiple of 16 bytes. way: whether the short rows are read
-    or written.
+    """Transposes from and to short rows equal NumPy's. shift: with 1, no row begins at a multiple
+    of 16 bytes. way: whether the short rows are read ("turn") or written ("back").
     """
     rng = np.random.default_rng(row)
     short, long = (SHORT_ROWS, channels, row), (SHORT_ROWS, row, channels)

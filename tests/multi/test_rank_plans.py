@@ -87,8 +87,8 @@ def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
     ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
 )
 def test_the_residual_is_added_in_the_task_that_adds_the_shares(case: str, ops: int) -> None:
-    """A residual is added by the op that sums the ranks' partial results. ops: the number of ops
-    that sum, and that follow.
+    """A residual is added by the op that sums the ranks' partial results, if this is possible. ops:
+    the expected number of ops that sum or follow.
     """
 
     def body(rank: int) -> None:

@@ -153,8 +153,9 @@ def test_a_device_barrier_takes_the_measured_time() -> None:
 
 
 def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: int) -> float:
-    """Runs the kernel `asked` of `code`: the microseconds in which block `blocks` reads `count`
-    cache lines while the blocks with lower numbers read other lines.
+    """Returns the microseconds in which block number `blocks` reads `count` cache lines, while each
+    block with a lower number reads a megabyte. naps: the half microseconds for which the block
+    waits before. first, apart: the first line's offset in bytes, and the distance of the lines.
     """
     with emulated("mi300x"), Buffers() as held:
         there, ticks = held.empty((blocks + 1) << 20), held.upload(np.zeros(1, np.uint32))

@@ -45,7 +45,9 @@ def test_known_rates(name):
 
 
 def test_the_program_equals_the_counts_of_the_trees():
-    """Every port of the box's switch carries the data once, and sums are right."""
+    """In the program of an all-reduce in a box whose switch reduces, every port of the switch
+    carries the data once, as the trees' counts say, and the sums are right.
+    """
     topology = named("h100:inside=reducing")
     program = synthesize(topology, "all_reduce")
     check(program)

@@ -206,8 +206,8 @@ def test_groups_beside_products_of_few_columns_read_rows_of_channels() -> None:
 
 
 def test_small_products_together_are_worth_channels_last() -> None:
-    """Each product has fewer multiplications than the variant for warpgroups pays off for; all of
-    them together have more.
+    """No single product has enough multiplications for the variant with warpgroups to be the faster
+    one, but all of them together have.
     """
     model = ark.Model(0, 1)
     with ark.use_model(model):
