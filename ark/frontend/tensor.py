@@ -393,5 +393,5 @@ def _foreign(tensor: Tensor, data: Any) -> tuple[int, Any]:
 
 def _cpp_tensor(*given: Any, **named: Any) -> Tensor:
     """ARK's internal function to create a tensor, as its tests call it."""
-    made: Tensor = provided["tensor"](*given, **named)
-    return made
+    tensor: Tensor = provided["tensor"](*given, **named)
+    return tensor

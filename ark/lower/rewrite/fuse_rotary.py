@@ -153,8 +153,10 @@ def _halves(
         kinds = [t.dtype.name for t in inputs]
         attrs = {"expr": expression.typed(tree, kinds, out.dtype.name)}
         part = _half(out, half)
-        made = graph.tensor_like(part, part.buffer, part.name)
-        halves.append(last.beside(next(numbers), "elementwise", inputs, made, attrs, name="rotary"))
+        output = graph.tensor_like(part, part.buffer, part.name)
+        halves.append(
+            last.beside(next(numbers), "elementwise", inputs, output, attrs, name="rotary")
+        )
     return [*halves, *behind]
 
 
