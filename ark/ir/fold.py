@@ -99,3 +99,9 @@ def tile_of(full: Sequence[int], want: int) -> list[int]:
         break
     tile[0] = block(full, tile[0])
     return tile
+
+
+def split(total: int, parts: int) -> list[tuple[int, int]]:
+    """Cuts range(total) into at most `parts` ranges whose lengths differ by at most one."""
+    parts = max(1, min(total, parts))
+    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]

@@ -17,23 +17,21 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_linear import fuse_linear
 from ark.lower.rewrite.narrow_inputs import narrow_inputs
-from ark.lower.tiling import (
-    divided_bytes,
-    input_in_memory,
-    row_bytes,
-    split_k,
-    stage_rows,
-    stage_tile,
-)
+from ark.lower.tiling import divided_bytes
 from ark.lower.work_times import boxed, product_times, refusal
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE, MOVE
 from ark.tasks.linear_form import (
     MAX_UNIT_INPUT_ROWS,
+    input_in_memory,
     narrow_bytes,
     narrow_rows,
     row_input_bytes,
+    row_nbytes,
+    split_k,
+    stage_rows,
+    stage_tile,
     sums_bytes,
 )
 
@@ -265,7 +263,7 @@ def filled(nodes: Sequence[Node], machine: Machine) -> float | None:
     sizes = [(w.nbytes, w) for w in weights if isinstance(w.dtype, RowType)]
     if not sizes:
         return None
-    held = sum(size * stage_rows(w, machine, False) * row_bytes(w) for size, w in sizes)
+    held = sum(size * stage_rows(w, machine, False) * row_nbytes(w) for size, w in sizes)
     return held / (sum(size for size, _ in sizes) * machine.stage_bytes)
 
 

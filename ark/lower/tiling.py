@@ -10,23 +10,13 @@ import math
 from collections.abc import Sequence
 
 from ark.errors import PlanError
-from ark.ir.attributes import AttentionAttributes, LinearAttributes
-from ark.ir.dtype import RowType
-from ark.ir.epilogues import EPILOGUES
+from ark.ir.attributes import AttentionAttributes
 from ark.ir.fold import CACHE_LINE_ELEMENTS, MAX_FOLDED_DIMS, block, fold, tile_of
 from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
-from ark.machine.variant import COMMUNICATE, COMPUTE
 from ark.tasks.attention import in_place_bytes
-from ark.tasks.linear_form import MATRIX_ROWS, dealt, takes_whole
-
-MAX_INPUT_ROWS = 8  # most input rows of a layer whose rows of weights are cut along k
-MATRIX_UNIT_BYTES = 64  # bytes of a row that matrix units multiply at once
-MATRIX_UNIT_ROWS = 16  # rows of weights that matrix units multiply at once
-MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights, even if warps are idle
-
 
 # Generated source counts the elements of a tile with 32-bit integers, so a tile has at most these.
 MAX_TILE_ELEMENTS = 1 << 28
@@ -223,116 +213,6 @@ def box_coords(shape: Sequence[int], tile: Sequence[int]) -> list[tuple[int, ...
     """
     shape = fold(shape) if len(tile) == MAX_FOLDED_DIMS else shape
     return list(itertools.product(*(range(0, n, s) for n, s in zip(shape, tile, strict=True))))
-
-
-def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
-    """The number of rows of weights in one stage, which is a slot of the ring in shared memory
-    through which weights are streamed. It is a power of two that fits, at most 4 (more for
-    quantised weights), and at least 2 if an epilogue reads pairs of rows (`paired`).
-    """
-    rows, most = 2 if paired else 1, 4
-    if isinstance(weight.dtype, RowType) and machine.ring_bytes:
-        most = min(max(most, machine.costs.stage_codes // weight.shape[1]), MATRIX_UNIT_ROWS)
-        each = weight.shape[0] // (machine.processors * machine.variant.role(COMPUTE))
-        most = min(most, max(each, MIN_QUANTIZED_STAGE_ROWS))
-    while 2 * rows <= most and 2 * rows * row_bytes(weight) <= machine.stage_bytes:
-        rows *= 2
-    return rows
-
-
-def input_in_memory(node: Node) -> bool:
-    """True if matrix units read the input of a linear layer of few rows directly from memory
-    (ark.tasks.linear.reads_from_memory).
-    """
-    given = node.read(LinearAttributes)
-    plain = given.prologue == "none" and not EPILOGUES[given.epilogue].paired
-    return plain and node.inputs[0].dtype == node.inputs[1].dtype
-
-
-def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
-    """How the weights of a linear layer are streamed through the ring in shared memory. Returns the
-    number of rows of weights that are loaded together, and the number of stages (slots of the ring)
-    that they take. They take more than one stage if rows are divided along k.
-
-    In kernel variants with communicating warps, matrix units multiply inputs of few rows, and as
-    many rows of weights are loaded together as a matrix unit multiplies at once. For an input of
-    two rows, whole rows are loaded.
-    """
-    x, weight, out = *node.inputs[:2], node.outputs[0]
-    rows, paired = out.shape[0], EPILOGUES[node.read(LinearAttributes).epilogue].paired
-    few = machine.variant.role(COMMUNICATE) and 1 < rows <= MAX_INPUT_ROWS and x.shape[0] == rows
-    unit = row_bytes(weight) // MATRIX_UNIT_BYTES
-    held = stage_rows(weight, machine, paired)
-    if few and not input_in_memory(node) and takes_whole(rows, held, weight):
-        return held, 1
-    if (
-        not few
-        or row_bytes(weight) % MATRIX_UNIT_BYTES
-        or weight.dtype.itemsize != 2
-        or not x.dense
-    ):
-        return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
-    # Each row of a stage takes a separate copy, which delays the operand stream. So a stage has
-    # only as many rows of weights as one matrix instruction multiplies (16 if each warp reads the
-    # input from memory itself).
-    held = MATRIX_ROWS[0 if input_in_memory(node) else 1]
-    parts = (p for p in range(1, unit + 1) if unit % p == 0)
-    room = (p for p in parts if held * row_bytes(weight) <= p * machine.stage_bytes)
-    return held, next(room, unit)
-
-
-def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int, int]]]:
-    """How a linear layer is divided into tasks. Returns the number of rows of weights that are
-    loaded together, the number of stages that they take (see stage_tile), and for each task the
-    number of its first row of weights and of the row after its last.
-    """
-    weight = node.inputs[1]
-    n = weight.shape[0]
-    rows, splits = stage_tile(node, machine)
-    shares = dealt(node.outputs[0].shape[0], weight, machine)
-    parts = split(-(-n // rows), shares)
-    return rows, splits, [(a * rows, min(b * rows, n)) for a, b in parts]
-
-
-def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
-    """The number of stages (slots of the ring in shared memory) that a row of weights takes; 0 if
-    the weights cannot be streamed. rows: the number of input rows.
-
-    A row that fits in a stage takes one stage. A wider row is divided along k into equal parts, one
-    for each stage. In variants without communicating warps, a row can be divided only if the input
-    has one row. Each thread keeps a slice of this row, with an even number of elements, in
-    registers.
-    """
-    columns = weight.shape[1]
-    if not machine.ring_bytes or row_bytes(weight) <= machine.stage_bytes:
-        return 1
-    if isinstance(weight.dtype, RowType):
-        return 0
-    if machine.variant.role(COMMUNICATE):
-        # In variants with communicating warps, different warps multiply the parts of a row of
-        # weights, and each finds the input in shared memory. So there may be several input rows, at
-        # most MAX_INPUT_ROWS.
-        least = -(-row_bytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
-        unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
-        units = row_bytes(weight) // unit
-        fits = (p for p in range(least, units + 1) if least and units % p == 0)
-        return next(fits, 0) if row_bytes(weight) % unit == 0 else 0
-    share, rest = divmod(columns, machine.lanes * machine.warps)
-    if rows != 1 or rest or share > machine.row_slice:
-        return 0
-    least = -(-row_bytes(weight) // machine.stage_bytes)
-    return next((p for p in range(least, share) if share % (2 * p) == 0), 0)
-
-
-def row_bytes(weight: Tensor) -> int:
-    """Bytes of one row of a two-dimensional weight."""
-    return weight.dtype.nbytes(weight.shape[1])
-
-
-def split(total: int, parts: int) -> list[tuple[int, int]]:
-    """Cuts range(total) into at most `parts` ranges whose lengths differ by at most one."""
-    parts = max(1, min(total, parts))
-    return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]
 
 
 def start_of(tensor: Tensor) -> int:

@@ -54,6 +54,7 @@ from ark.plan.params import (
 from ark.plan.types import MAX_PIECES, Fetch
 from ark.tasks import text
 from ark.tasks.linear_form import (
+    LinearParams,
     bias_operand,
     candidates,
     first_extra,
@@ -65,7 +66,6 @@ from ark.tasks.linear_form import (
     row_nbytes,
     runs_on_units,
 )
-from ark.tasks.linear_params import LinearParams
 from ark.tasks.rotary import (
     fresh_operand,
     has_fresh,

@@ -1,5 +1,6 @@
-"""Properties of a linear layer: the operands of its epilogue, whether its input is kept in the
-weights' type, and the shared memory that it needs.
+"""Properties of a linear layer: its static parameters (ark.tasks.linear describes them), the
+operands of its epilogue, whether its input is kept in the weights' type, the shared memory that it
+needs, and how its weights are streamed and divided among tasks.
 
 Used by the task kind (ark.tasks.linear), by the lowerings that choose tiles and kernel variants,
 and by the backends' device functions.
@@ -7,15 +8,21 @@ and by the backends' device functions.
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
+import msgspec
+
+from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import RowType, by_name, value_type
-from ark.ir.epilogues import EPILOGUES
+from ark.ir.epilogues import EPILOGUES, Epilogue
+from ark.ir.fold import split
+from ark.ir.graph import Node
 from ark.ir.values import Tensor
 from ark.machine import Machine
 from ark.machine.capability import Capability
-from ark.machine.variant import COMMUNICATE
+from ark.machine.variant import COMMUNICATE, COMPUTE
 from ark.plan.kind import OperandType, Signature
-from ark.plan.params import is_dense
-from ark.tasks.linear_params import LinearParams
+from ark.plan.params import Epsilon, Few, Params, Splits, is_dense
 
 FLOATS = ("fp32", "fp16", "bf16")
 MAX_UNIT_INPUT_ROWS = 8  # input rows in one matrix-unit product, as its columns
@@ -26,6 +33,29 @@ MAX_ROWS_ON_UNITS = 16  # with Capability.ROWS_ON_UNITS, this many input rows co
 UNIT_DEPTH_ELEMENTS = 32  # columns of weights that are processed at once with ROWS_ON_UNITS
 MATRIX_ROWS = (16, 8, 4, 2)  # weight rows in a stage for matrix units, with several input rows
 MAX_PROCESSORS_PER_TASK = 3  # at least one in this many processors gets a task of a layer
+MAX_INPUT_ROWS = 8  # most input rows of a layer whose rows of weights are cut along k
+MATRIX_UNIT_BYTES = 64  # bytes of a row that matrix units multiply at once
+MATRIX_UNIT_ROWS = 16  # rows of weights that matrix units multiply at once
+MIN_QUANTIZED_STAGE_ROWS = 2  # of quantised weights, even if warps are idle
+
+StageRows = Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+
+class LinearParams(Params, frozen=True):
+    rows: StageRows
+    split_k: Splits
+    prologue: Literal["none", "rmsnorm"]
+    epilogue: Epilogue
+    eps: Epsilon | None = None
+    bias: bool = False
+    heads: Few = 0
+    kv_heads: Few = 0
+    head_dim: Few = 0
+    tiles: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+    shares: Splits = 1
+    share: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
+    ranks: Splits = 1
+    first: Annotated[int, msgspec.Meta(ge=0, le=1 << 12)] = 0
 
 
 def dealt(rows: int, weight: OperandType | Tensor, machine: Machine) -> int:
@@ -219,3 +249,102 @@ def sums_bytes(warps: int, rows: int, held: int, splits: int) -> int:
     """
     parts = kept_stages(warps, splits) * (held * rows + 1) if splits > 1 else 0
     return 4 * (warps * rows + parts)
+
+
+def stage_rows(weight: Tensor, machine: Machine, paired: bool) -> int:
+    """The number of rows of weights in one stage, which is a slot of the ring in shared memory
+    through which weights are streamed. It is a power of two that fits, at most 4 (more for
+    quantised weights), and at least 2 if an epilogue reads pairs of rows (`paired`).
+    """
+    rows, most = 2 if paired else 1, 4
+    if isinstance(weight.dtype, RowType) and machine.ring_bytes:
+        most = min(max(most, machine.costs.stage_codes // weight.shape[1]), MATRIX_UNIT_ROWS)
+        each = weight.shape[0] // (machine.processors * machine.variant.role(COMPUTE))
+        most = min(most, max(each, MIN_QUANTIZED_STAGE_ROWS))
+    while 2 * rows <= most and 2 * rows * row_nbytes(weight) <= machine.stage_bytes:
+        rows *= 2
+    return rows
+
+
+def input_in_memory(node: Node) -> bool:
+    """True if matrix units read the input of a linear layer of few rows directly from memory
+    (ark.tasks.linear.reads_from_memory).
+    """
+    given = node.read(LinearAttributes)
+    plain = given.prologue == "none" and not EPILOGUES[given.epilogue].paired
+    return plain and node.inputs[0].dtype == node.inputs[1].dtype
+
+
+def stage_tile(node: Node, machine: Machine) -> tuple[int, int]:
+    """How the weights of a linear layer are streamed through the ring in shared memory. Returns the
+    number of rows of weights that are loaded together, and the number of stages (slots of the ring)
+    that they take. They take more than one stage if rows are divided along k.
+
+    In kernel variants with communicating warps, matrix units multiply inputs of few rows, and as
+    many rows of weights are loaded together as a matrix unit multiplies at once. For an input of
+    two rows, whole rows are loaded.
+    """
+    x, weight, out = *node.inputs[:2], node.outputs[0]
+    rows, paired = out.shape[0], EPILOGUES[node.read(LinearAttributes).epilogue].paired
+    few = machine.variant.role(COMMUNICATE) and 1 < rows <= MAX_INPUT_ROWS and x.shape[0] == rows
+    unit = row_nbytes(weight) // MATRIX_UNIT_BYTES
+    held = stage_rows(weight, machine, paired)
+    if few and not input_in_memory(node) and takes_whole(rows, held, weight):
+        return held, 1
+    if (
+        not few
+        or row_nbytes(weight) % MATRIX_UNIT_BYTES
+        or weight.dtype.itemsize != 2
+        or not x.dense
+    ):
+        return stage_rows(weight, machine, paired), split_k(rows, weight, machine)
+    # Each row of a stage takes a separate copy, which delays the operand stream. So a stage has
+    # only as many rows of weights as one matrix instruction multiplies (16 if each warp reads the
+    # input from memory itself).
+    held = MATRIX_ROWS[0 if input_in_memory(node) else 1]
+    parts = (p for p in range(1, unit + 1) if unit % p == 0)
+    room = (p for p in parts if held * row_nbytes(weight) <= p * machine.stage_bytes)
+    return held, next(room, unit)
+
+
+def layer_tiles(node: Node, machine: Machine) -> tuple[int, int, list[tuple[int, int]]]:
+    """How a linear layer is divided into tasks. Returns the number of rows of weights that are
+    loaded together, the number of stages that they take (see stage_tile), and for each task the
+    number of its first row of weights and of the row after its last.
+    """
+    weight = node.inputs[1]
+    n = weight.shape[0]
+    rows, splits = stage_tile(node, machine)
+    shares = dealt(node.outputs[0].shape[0], weight, machine)
+    parts = split(-(-n // rows), shares)
+    return rows, splits, [(a * rows, min(b * rows, n)) for a, b in parts]
+
+
+def split_k(rows: int, weight: Tensor, machine: Machine) -> int:
+    """The number of stages (slots of the ring in shared memory) that a row of weights takes; 0 if
+    the weights cannot be streamed. rows: the number of input rows.
+
+    A row that fits in a stage takes one stage. A wider row is divided along k into equal parts, one
+    for each stage. In variants without communicating warps, a row can be divided only if the input
+    has one row. Each thread keeps a slice of this row, with an even number of elements, in
+    registers.
+    """
+    columns = weight.shape[1]
+    if not machine.ring_bytes or row_nbytes(weight) <= machine.stage_bytes:
+        return 1
+    if isinstance(weight.dtype, RowType):
+        return 0
+    if machine.variant.role(COMMUNICATE):
+        # In variants with communicating warps, different warps multiply the parts of a row of
+        # weights, and each finds the input in shared memory. So there may be several input rows, at
+        # most MAX_INPUT_ROWS.
+        least = -(-row_nbytes(weight) // machine.stage_bytes) if rows <= MAX_INPUT_ROWS else 0
+        unit = 16 if rows == 1 else 64  # a part is a multiple of this many bytes
+        units = row_nbytes(weight) // unit
+        fits = (p for p in range(least, units + 1) if least and units % p == 0)
+        return next(fits, 0) if row_nbytes(weight) % unit == 0 else 0
+    share, rest = divmod(columns, machine.lanes * machine.warps)
+    if rows != 1 or rest or share > machine.row_slice:
+        return 0
+    least = -(-row_nbytes(weight) // machine.stage_bytes)
+    return next((p for p in range(least, share) if share % (2 * p) == 0), 0)

@@ -10,7 +10,7 @@ from ark.plan.kind import Signature, register
 from ark.plan.params import need
 from ark.tasks import text
 from ark.tasks.linear import Linear, check_batch, epilogue, prologue, summed
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams
 from ark.tasks.row_values import HEADER, check_rows
 
 

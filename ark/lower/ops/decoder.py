@@ -5,9 +5,9 @@ and keys and appends to caches), and gates on pairs of columns.
 from __future__ import annotations
 
 from ark.ir.attributes import ProjectionAttributes, RotaryAttributes
+from ark.ir.fold import split
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.tiling import split
 from ark.plan.params import Params
 from ark.tasks.rotary import VECTOR_COLUMNS, RopeKvParams, RotaryEmbeddingParams
 

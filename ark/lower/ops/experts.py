@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import structs
 
 from ark.ir.attributes import ExpertLinearAttributes, TopKAttributes
+from ark.ir.fold import split
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.tiling import split
 from ark.machine.capability import Capability
 from ark.tasks.expert_epilogue import ExpertLinearParams
 from ark.tasks.experts import TopKParams

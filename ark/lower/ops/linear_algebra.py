@@ -9,8 +9,7 @@ from ark.ir.attributes import LinearAttributes
 from ark.ir.dtype import RowType
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
-from ark.lower.tiling import layer_tiles
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams, layer_tiles
 
 
 def lower_linear(lowering: Lowering, node: Node) -> None:

@@ -5,11 +5,11 @@ into parts (split-k), with or without the norm that follows.
 from __future__ import annotations
 
 from ark.ir.attributes import AddPartsAttributes, NormAttributes
-from ark.ir.fold import fold
+from ark.ir.fold import fold, split
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.merge import part, widen
-from ark.lower.tiling import box_coords, split
+from ark.lower.tiling import box_coords
 from ark.tasks.combine_norm import CombineNormParams
 from ark.tasks.elementwise import ElementwiseParams
 

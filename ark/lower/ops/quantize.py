@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ark.ir.attributes import GroupAttributes
+from ark.ir.fold import split
 from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.lower.merge import part
-from ark.lower.tiling import split
 from ark.plan.params import Params
 from ark.tasks.quantized_linear import QuantizedLinearParams, most_rows
 

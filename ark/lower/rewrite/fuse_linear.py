@@ -22,11 +22,17 @@ from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
 from ark.lower.rewrite.unpack_rows import unpacked
-from ark.lower.tiling import row_bytes, split_k
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
 from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
-from ark.tasks.linear_form import most_of_codes, narrow_bytes, narrow_rows, on_units
+from ark.tasks.linear_form import (
+    most_of_codes,
+    narrow_bytes,
+    narrow_rows,
+    on_units,
+    row_nbytes,
+    split_k,
+)
 
 EPILOGUE_OF = {form.op: name for name, form in EPILOGUES.items() if form.op}
 """The ops that can become the epilogue of a linear node, and the name of each as an epilogue."""
@@ -169,7 +175,7 @@ def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
     """True if a stage (one slot of the ring in shared memory) has room for two whole rows of the
     weight, or the machine has no ring and rows are read in place.
     """
-    return not machine.ring_bytes or 2 * row_bytes(weight) <= machine.stage_bytes
+    return not machine.ring_bytes or 2 * row_nbytes(weight) <= machine.stage_bytes
 
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:

@@ -19,9 +19,8 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.tiling import layer_tiles
 from ark.machine.variant import COMMUNICATE
-from ark.tasks.linear_form import MATRIX_ROWS, MAX_UNIT_INPUT_ROWS, narrow_rows
+from ark.tasks.linear_form import MATRIX_ROWS, MAX_UNIT_INPUT_ROWS, layer_tiles, narrow_rows
 
 CHOOSE = {"sample": "choose", "sample_each": "choose_each"}
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from ark.ir.attributes import OverlappedAttributes
 from ark.ir.dtype import fp32
+from ark.ir.fold import split
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
 from ark.lower.copies import copy_box, dense, move
 from ark.lower.cuts import choose_cut, choose_tile, is_exact, matrix_group
 from ark.lower.engines import COPIED, ENGINES, THREADS, choose_engine, tile_bytes
-from ark.lower.tiling import box_coords, split
+from ark.lower.tiling import box_coords
 from ark.plan.cost import operations
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ark.errors import UnsupportedError
 from ark.ir.attributes import SumNormAttributes
 from ark.ir.dtype import uint32
+from ark.ir.fold import split
 from ark.ir.graph import Node
 from ark.ir.values import Tensor as IrTensor
 from ark.lower.context import Lowering
@@ -29,7 +30,6 @@ from ark.lower.copies import copy_box, dense, move
 from ark.lower.engines import ONE_SHOT, PACKET, joined_tiles, tile_bytes
 from ark.lower.registry import register
 from ark.lower.rewrite.fuse_all_reduce_norm import ALL_REDUCE_NORM
-from ark.lower.tiling import split
 from ark.plan.groups import Group
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks.combine import CombineParams, moved, tiles, words

@@ -14,8 +14,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
-from ark.tasks.linear_form import narrows
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams, narrows
 from ark_cuda.tasks import inline
 
 MAX_ROWS = 256  # the most rows whose sums wait in shared memory for an epilogue

@@ -12,8 +12,14 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
-from ark.tasks.linear_form import kept_stages, narrow_bytes, narrows, reads_from_memory, sums_bytes
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import (
+    LinearParams,
+    kept_stages,
+    narrow_bytes,
+    narrows,
+    reads_from_memory,
+    sums_bytes,
+)
 from ark_cuda.tasks import inline
 
 BOX_ALIGNMENT_BYTES = 16

@@ -13,8 +13,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
-from ark.tasks.linear_form import row_input_bytes
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams, row_input_bytes
 from ark.tasks.row_values import HEADER
 from ark_cuda.tasks import inline, linear_roles
 

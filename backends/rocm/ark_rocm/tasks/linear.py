@@ -18,8 +18,7 @@ from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
-from ark.tasks.linear_form import dealt
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams, dealt
 
 LOADS_AHEAD = 4  # loads of a wave in flight: AHEAD in linear.h
 MATRIX_PIECE = 128  # elements that a wave's load reads of each of four rows

@@ -15,8 +15,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
-from ark.tasks.linear_form import dealt
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams, dealt
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_rocm.tasks import linear
 

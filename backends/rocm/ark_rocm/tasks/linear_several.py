@@ -15,8 +15,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue, summed
-from ark.tasks.linear_form import dealt, row_nbytes, runs_on_units
-from ark.tasks.linear_params import LinearParams
+from ark.tasks.linear_form import LinearParams, dealt, row_nbytes, runs_on_units
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_rocm.tasks.linear_rows import read
 
