@@ -47,11 +47,7 @@ class Attention(ark.Module):
 
     def setup(self, context: int, batch: int = 1) -> None:
         """Creates the KV caches, for `context` positions of each of `batch` sequences."""
-        shape = (batch * self.kv_heads, context, self.head_dim)
-        self.keys = ark.tensor(shape, self.cache_type)
-        self.values = ark.tensor(shape, self.cache_type)
-        if self.window >= context:  # the window contains all positions
-            self.window = 0
+        self._cached(context, (batch * self.kv_heads, context, self.head_dim))
 
     def setup_pages(self, context: int, pool: int, page: int, apart: bool) -> None:
         """Creates the KV caches as `pool` pages of `page` positions, which sequences of at most
@@ -59,10 +55,11 @@ class Attention(ark.Module):
         sequence.
         """
         self.apart = apart
-        shape = (pool, self.kv_heads, page, self.head_dim)
-        self.keys = ark.tensor(shape, self.cache_type)
-        self.values = ark.tensor(shape, self.cache_type)
-        if self.window >= context:
+        self._cached(context, (pool, self.kv_heads, page, self.head_dim))
+
+    def _cached(self, context: int, shape: tuple[int, ...]) -> None:
+        self.keys, self.values = (ark.tensor(shape, self.cache_type) for _ in "kv")
+        if self.window >= context:  # the window contains all positions
             self.window = 0
 
     def forward(self, x: ark.Tensor, state: ark.TokenState, frequencies: ark.Tensor) -> ark.Tensor:

@@ -53,13 +53,16 @@ CHUNK_POSITIONS = 256
 NEW_ROWS_OPERAND = 5  # the index of the operand `fresh`: this iteration's keys and values
 
 
-class AttentionParams(Params, frozen=True):
+class SplitAttentionParams(Params, frozen=True):
     heads: Heads
     kv_heads: Heads
     head_dim: Heads
     splits: Splits
     scale: float
     streamed: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
+
+
+class AttentionParams(SplitAttentionParams, frozen=True):
     shares: Heads = 1
 
     @property

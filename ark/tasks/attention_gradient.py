@@ -23,7 +23,6 @@ from collections.abc import Sequence
 
 from ark.ir.attributes import MaskForm
 from ark.machine import Machine
-from ark.plan import kind as kinds
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import (
     INT_MAX,
@@ -214,11 +213,6 @@ def _cut(sig: Signature, machine: Machine) -> tuple[int, int]:
     while strip > 1 and _scratch(sig, chunk, strip, machine.cooperative) > room:
         strip = -(-strip // 2)
     return chunk, strip
-
-
-def common(name: str, sig: Signature, machine: Machine) -> str:
-    """The source of the vendor-independent device function."""
-    return kinds.get(sig.kind).source(name, sig, machine)
 
 
 register(AttentionGradient())

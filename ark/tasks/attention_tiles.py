@@ -33,7 +33,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -295,12 +295,14 @@ def _mask(sig: Signature) -> str:
     return mask_of(sig, _mask_index(sig), p.mask, p.fill, _batch(sig))
 
 
-def where_aligned(name: str, sig: Signature, machine: Machine, call: str) -> str:
+def where_aligned(
+    name: str, sig: Signature, machine: Machine, call: str, operands: Iterable[int] = range(4)
+) -> str:
     """The text of a device function that calls a vendor's attention (`call`), which requires rows
-    aligned to 16 bytes. If addresses are known only at run time, the function checks them and uses
-    the common implementation for unaligned operands.
+    of these operands aligned to 16 bytes. If addresses are known only at run time, the function
+    checks them and uses the common implementation for unaligned operands.
     """
-    addresses = text.addresses(sig, range(4))
+    addresses = text.addresses(sig, operands)
     if addresses == "0u":
         return text.function(name, f"  {call};\n")
     common = kinds.get(sig.kind).source(f"{name}_anywhere", sig, machine)

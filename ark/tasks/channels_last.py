@@ -118,16 +118,6 @@ def strides_of_vectors(sig: Signature, operands: Sequence[int]) -> list[int] | N
     return [s for o in chosen for s, n in zip(o.strides[:-1], o.shape[:-1], strict=True) if n > 1]
 
 
-def where_aligned(sig: Signature, body: str, single: str) -> str:
-    """Statements of a device function that run `body`, which accesses vectors, if all addresses are
-    aligned, and otherwise `single`, which accesses single elements.
-    """
-    asked = text.addresses(sig, by_vectors(sig))
-    if asked == "0u":
-        return body
-    return f"  if (ark_aligned({asked})) {{\n{body}  }} else {{\n{single}  }}\n"
-
-
 def declared(sig: Signature) -> str:
     """C++ declarations of pointers to the weights, the input, the output and the further inputs."""
     return text.operand(sig, 0, "p0") + text.operand(sig, 1, "p1") + outputs(sig)

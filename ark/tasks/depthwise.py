@@ -34,7 +34,6 @@ from ark.tasks.channels_last import (
     finish,
     strides_of_vectors,
     types,
-    where_aligned,
 )
 from ark.tasks.convolution import ConvolutionParams
 
@@ -88,7 +87,7 @@ class Depthwise(ChannelsLastKind):
         pack, patch = _pack(sig), sig.read(DepthwiseParams).patch
         body = _patches(sig, patch) if patch and pack > 1 else _walk(sig, pack, machine)
         if pack > 1:
-            body = where_aligned(sig, body, _walk(sig, 1, machine))
+            body = text.where_aligned(sig, by_vectors(sig), body, _walk(sig, 1, machine))
         return text.function(name, declared(sig) + body)
 
 

@@ -27,12 +27,12 @@ from ark.tasks.channels_last import (
     GroupedParams,
     addresses,
     by_channel,
+    by_vectors,
     declared,
     finish,
     image,
     strides_of_vectors,
     types,
-    where_aligned,
     widths,
 )
 from ark.tasks.convolution import ConvolutionParams
@@ -74,7 +74,7 @@ def write(name: str, sig: Signature, machine: Machine, body: str) -> str:
     tile element by element instead.
     """
     if vectors(sig) != (1, 1):
-        body = where_aligned(sig, body, _walk(sig, (1, 1), machine))
+        body = text.where_aligned(sig, by_vectors(sig), body, _walk(sig, (1, 1), machine))
     return text.function(name, declared(sig) + body)
 
 

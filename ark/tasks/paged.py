@@ -23,18 +23,12 @@ at its position. A row whose position has no place in the table or the pool is d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
-
-import msgspec
 
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     INT_MAX,
-    Heads,
-    Params,
     Places,
-    Splits,
     count,
     grouped_heads,
     matrix,
@@ -43,7 +37,12 @@ from ark.plan.params import (
 )
 from ark.plan.types import Fetch, FetchPages, Growth
 from ark.tasks import text
-from ark.tasks.attention import CHUNK_POSITIONS, SplitAttention, in_place_bytes
+from ark.tasks.attention import (
+    CHUNK_POSITIONS,
+    SplitAttention,
+    SplitAttentionParams,
+    in_place_bytes,
+)
 from ark.tasks.cache_rows import appender, cache_operand, cache_texts, element_bytes
 
 PAGED_FRESH = 6  # the operand `fresh`
@@ -54,24 +53,15 @@ def has_newest(sig: Signature) -> bool:
     return len(sig.operands) > PAGED_FRESH
 
 
-class PagedAttentionParams(Params, frozen=True):
-    heads: Heads
-    kv_heads: Heads
-    head_dim: Heads
-    splits: Splits
-    scale: float
-    streamed: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)] = 0
-
-
 class PagedAttention(SplitAttention):
     name = "paged_attention"
-    params = PagedAttentionParams
+    params = SplitAttentionParams
     headers = text.headers("attention.h", "pages.h", "paged.h")
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
         count(sig, PAGED_FRESH, PAGED_FRESH + 1)
-        p = sig.read(PagedAttentionParams)
+        p = sig.read(SplitAttentionParams)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
         grouped_heads(heads, kv_heads)
         rows, columns = matrix(sig, 0)
@@ -99,7 +89,7 @@ class PagedAttention(SplitAttention):
             )
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
-        p, (row, head, split) = sig.read(PagedAttentionParams), coord[:3]
+        p, (row, head, split) = sig.read(SplitAttentionParams), coord[:3]
         group, width = p.heads // p.kv_heads, p.head_dim
         pool, _, page, _ = sig.operands[1].shape
         begin, end = head * group, (head + 1) * group
@@ -117,7 +107,7 @@ class PagedAttention(SplitAttention):
         return [*read, *tables, written]
 
     def stream(self, sig: Signature, coord: Sequence[int]) -> tuple[Fetch, ...]:
-        params = sig.read(PagedAttentionParams)
+        params = sig.read(SplitAttentionParams)
         rows, (_, head, split) = params.streamed, coord[:3]
         if not rows:
             return ()
@@ -137,20 +127,20 @@ class PagedAttention(SplitAttention):
         return frozenset({1, 2, 3, 4} if has_newest(sig) else {3, 4})
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
-        p = sig.read(PagedAttentionParams)
+        p = sig.read(SplitAttentionParams)
         context = sig.operands[3].shape[-1] * sig.operands[1].shape[2]
         share = context * p.head_dim / p.splits
         return 4.0 * share * p.heads / p.kv_heads, 2.0 * share * element_bytes(sig.operands[1])
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        p = sig.read(PagedAttentionParams)
+        p = sig.read(SplitAttentionParams)
         return in_place_bytes(p.heads // p.kv_heads, p.head_dim)
 
     def texts(self, sig: Signature) -> tuple[str, ...]:
         return cache_texts(sig, 1)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        p = sig.read(PagedAttentionParams)
+        p = sig.read(SplitAttentionParams)
         pool, page = _pool(sig, 1)
         group, most = p.heads // p.kv_heads, sig.operands[3].shape[-1]
         constants = (group, p.kv_heads, p.head_dim, page, pool, most, p.splits, CHUNK_POSITIONS)

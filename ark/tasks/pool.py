@@ -35,7 +35,7 @@ from ark.tasks import text
 from ark.tasks.along import ALONG, indices
 from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.elementwise import tile_box
-from ark.tasks.windows import Margins, Steps, reached, window_sizes
+from ark.tasks.windows import Margins, Steps, reached, vector, window_sizes
 
 MAX_WINDOW_LOADS = 32  # a larger window is not loaded at once
 VECTORS_IN_FLIGHT = 2
@@ -106,12 +106,10 @@ class Pool(TaskKind):
             return text.function(
                 name, declare + each(p.tile, fold(sig.operands[1].shape), _one(sig))
             )
-        pack, single = _vector(sig), _walk(sig)
-        if pack == 1:
-            return text.function(name, declare + single)
-        packs, asked = _walk_packs(sig, pack), text.addresses(sig, (0, 1))
-        body = f"  if (ark_aligned({asked})) {{\n{packs}  }} else {{\n{single}  }}\n"
-        return text.function(name, declare + (packs if asked == "0u" else body))
+        pack, body = vector(p, p.tile, sig), _walk(sig)
+        if pack > 1:
+            body = text.where_aligned(sig, (0, 1), _walk_packs(sig, pack), body)
+        return text.function(name, declare + body)
 
 
 def _names(sig: Signature) -> tuple[list[str], list[str]]:
@@ -240,19 +238,6 @@ def _walk(sig: Signature) -> str:
     store = text.store(sig, 1, "p1", text.offset(sig, 1, _names(sig)[0]), "made")
     body = f"{_total(sig, True)}    return {_result(sig.read(PoolParams))};\n"
     return _called(sig, "ark_each_window", "", body, "float made", store)
-
-
-def _vector(sig: Signature) -> int:
-    """The number of neighbouring results in the last dimension that a thread computes together. It
-    is a vector of VECTOR_BYTES if windows have size 1 in that dimension and rows consist of whole
-    vectors, otherwise 1.
-    """
-    p, (source, out) = sig.read(PoolParams), sig.operands
-    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
-    pack = text.VECTOR_BYTES // source.itemsize
-    counts = (source.shape[-1], out.shape[-1], p.tile[3], *source.strides[:-1], *out.strides[:-1])
-    beside = source.strides[-1] == out.strides[-1] == 1 and source.dtype == out.dtype
-    return pack if plain and beside and all(n % pack == 0 for n in counts) else 1
 
 
 def _walk_packs(sig: Signature, pack: int) -> str:

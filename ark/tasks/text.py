@@ -45,6 +45,16 @@ def addresses(sig: Signature, indices: Iterable[int]) -> str:
     return " | ".join(asked) or "0u"
 
 
+def where_aligned(sig: Signature, indices: Iterable[int], body: str, single: str) -> str:
+    """Statements of a device function that run `body`, which accesses vectors of these operands, if
+    their addresses are aligned, and otherwise `single`, which accesses single elements.
+    """
+    asked = addresses(sig, indices)
+    if asked == "0u":
+        return body
+    return f"  if (ark_aligned({asked})) {{\n{body}  }} else {{\n{single}  }}\n"
+
+
 def pointer(sig: Signature, index: int, const: bool = True) -> str:
     """The C++ text of a pointer to operand `index`, with the type of its elements."""
     pointed = f"{'const ' if const else ''}{sig.operands[index].ctype}"

@@ -23,7 +23,7 @@ from ark.tasks import text
 from ark.tasks.along import ALONG, indices
 from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.elementwise import tile_box
-from ark.tasks.windows import Margins, Steps, window_sizes
+from ark.tasks.windows import Margins, Steps, vector, window_sizes
 
 
 class UnpoolParams(Params, frozen=True):
@@ -85,12 +85,10 @@ class Unpool(TaskKind):
         single = (in_order if not machine.cooperative else each_index)(
             p.tile, fold(out.shape), _one(sig)
         )
-        pack = _vector(sig) if machine.cooperative else 1
-        if pack == 1:
-            return text.function(name, declare + single)
-        packs, asked = _packs(sig, pack), text.addresses(sig, (0, 1, 2))
-        body = f"  if (ark_aligned({asked})) {{\n{packs}  }} else {{\n{single}  }}\n"
-        return text.function(name, declare + (packs if asked == "0u" else body))
+        pack = vector(p, p.tile, sig) if machine.cooperative else 1
+        if pack > 1:
+            single = text.where_aligned(sig, (0, 1, 2), _packs(sig, pack), single)
+        return text.function(name, declare + single)
 
 
 def _over_windows(sig: Signature, body: str) -> str:
@@ -125,19 +123,6 @@ def _one(sig: Signature) -> str:
     inner = f"      if ({place} == tap) total += {value};\n"
     store = text.store(sig, 2, "p2", text.offset(sig, 2, indices(sig.operands[2].shape)), "total")
     return f"    float total = 0.0f;\n{_over_windows(sig, inner)}    {store}\n"
-
-
-def _vector(sig: Signature) -> int:
-    """The number of neighbouring pixels in the last dimension that a thread computes together: a
-    vector of VECTOR_BYTES if windows have size 1 in that dimension and rows consist of whole
-    vectors, otherwise 1.
-    """
-    p, out = sig.read(UnpoolParams), sig.operands[2]
-    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
-    pack = text.VECTOR_BYTES // out.itemsize
-    counts = [n for o in sig.operands for n in (o.shape[-1], *o.strides[:-1])] + [p.tile[3]]
-    beside = all(o.strides[-1] == 1 and o.dtype == out.dtype for o in sig.operands)
-    return pack if plain and beside and all(n % pack == 0 for n in counts) else 1
 
 
 def _packs(sig: Signature, pack: int) -> str:

@@ -11,6 +11,8 @@ from typing import Annotated, Protocol
 import msgspec
 
 from ark.plan.params import Size
+from ark.plan.signature import Signature
+from ark.tasks.text import VECTOR_BYTES
 
 Step = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 Steps = Annotated[tuple[Step, ...], msgspec.Meta(min_length=1, max_length=3)]
@@ -86,3 +88,16 @@ def spans(p: Windows, rows: int, columns: int) -> tuple[int, int]:
         (rows - 1) * p.stride[0] + (p.size[0] - 1) * p.dilation[0] + 1,
         (columns - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1,
     )
+
+
+def vector(p: Windows, tile: Sequence[int], sig: Signature) -> int:
+    """The number of neighbouring results in the last dimension that a thread computes together. It
+    is a vector of VECTOR_BYTES if windows have size 1 in that dimension and the rows of all
+    operands, of one type, consist of whole vectors; otherwise 1.
+    """
+    out = sig.operands[-1]
+    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
+    pack = VECTOR_BYTES // out.itemsize
+    counts = [n for o in sig.operands for n in (o.shape[-1], *o.strides[:-1])] + [tile[3]]
+    beside = all(o.strides[-1] == 1 and o.dtype == out.dtype for o in sig.operands)
+    return pack if plain and beside and all(n % pack == 0 for n in counts) else 1

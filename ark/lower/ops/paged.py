@@ -20,8 +20,7 @@ from ark.lower.tiling import divided_bytes
 from ark.machine.variant import LOAD
 from ark.plan.params import Params
 from ark.plan.types import MAX_STAGE_PAGES, pages_of_stage
-from ark.tasks.attention import AttentionMergeParams
-from ark.tasks.paged import PagedAttentionParams
+from ark.tasks.attention import AttentionMergeParams, SplitAttentionParams
 
 
 def lower_paged_append(lowering: Lowering, node: Node) -> None:
@@ -78,7 +77,7 @@ def _lower_splits(lowering: Lowering, node: Node) -> None:
     # merges a head holds the results of all parts in shared memory.
     room = machine.task_bytes // (4 * (width + 2))
     splits = max(1, min(splits, room))
-    params = PagedAttentionParams(
+    params = SplitAttentionParams(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=width,

@@ -13,11 +13,11 @@ from ark.tasks import text
 from ark.tasks.attention_gradient import (
     WIDEST_HEAD,
     AttentionGradientParams,
-    common,
     given,
     outputs,
     shape,
 )
+from ark.tasks.attention_tiles import where_aligned
 from ark_cuda.tasks import inline
 from ark_cuda.tasks.attention_units import SHARED_ROW_BYTES, SLAB_ROWS, TYPES
 
@@ -74,8 +74,4 @@ class Units(Body):
         scale, *operands = given(sig)
         late = (f"[](const ArkTask& t) {{ (void)t; return {operand}; }}" for operand in operands)
         call = text.called("ark_gradient_units", (units, shape(sig), joined), (scale, *late))
-        addresses = text.addresses(sig, (0, 1, 2, 3, *outputs(sig)))
-        if addresses == "0u":
-            return text.function(name, f"  {call};\n")
-        body = f"  if (!ark_aligned({addresses})) return {name}_anywhere(c, t);\n  {call};\n"
-        return common(f"{name}_anywhere", sig, machine) + text.function(name, body)
+        return where_aligned(name, sig, machine, call, (0, 1, 2, 3, *outputs(sig)))
