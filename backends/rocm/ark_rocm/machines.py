@@ -203,24 +203,14 @@ def opened(
     """
     plain = arch.split(":", 1)[0]
     describe(plain)
-    like = next(m for m in MODELS.values() if m.arch == plain)
+    like = machine(name, next(m for m in MODELS.values() if m.arch == plain))
     scale = processors / like.processors
-    return Machine(
-        name=name,
-        arch=plain,
-        backend="rocm",
+    return replace(
+        like,
         processors=processors,
-        lanes=ARCHS[plain].lanes,
         shared_bytes=shared_bytes - RESERVED,
-        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,
-        costs=like.costs,
-        line_bytes=CACHE_LINE_BYTES,
-        tile=TILE,
-        large_tiles=LARGE_TILES if ARCHS[plain].unit == Capability.MFMA else (),
-        attention_rows=ATTENTION_ROWS[ARCHS[plain].unit],
-        unit_tiles=UNIT_TILES,
-        capabilities=(*ARCHS[plain].capabilities, *(Capability.PEER_STORES,) * peer_stores),
+        capabilities=(*like.capabilities, *(Capability.PEER_STORES,) * peer_stores),
     )

@@ -8,7 +8,6 @@ has the device code. Called by the source writer through the dialect.
 
 from __future__ import annotations
 
-from importlib import resources
 from math import gcd
 
 from ark.backend.codegen.body import Body
@@ -19,6 +18,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention import NEW_ROWS_OPERAND, AttentionParams
 from ark.tasks.attention_tiles import AttentionTilesParams, context_of, given, shape
+from ark_rocm.tasks.headers import read
 
 MOST_AHEAD = 4  # loads of keys that a wave has in flight, and as many of values
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
@@ -72,7 +72,7 @@ class OneRow(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = ("lines.h", "ask.h", "prefetch.h", "attention_sums.h", "attention.h")
-        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return read(*names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory for the waves' results, and for the inputs that the current
@@ -115,7 +115,7 @@ class OneRowTiles(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = ("attention_sums.h", "attention_row.h")
-        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        own = read(*names)
         return (*map(text.header, ("pages.h", "attention_tiles.h")), *own)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -144,7 +144,7 @@ class Merge(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = ("lines.h", "ask.h", "merge.h")
-        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return read(*names)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return kinds.get("attention_merge").source(name, sig, machine)

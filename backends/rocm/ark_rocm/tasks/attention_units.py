@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 
 from ark.backend.codegen.body import Body
 from ark.machine import Machine
@@ -18,6 +17,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, shape, where_aligned
 from ark.tasks.matmul_form import UNIT_PARTS
+from ark_rocm.tasks.headers import read
 
 KEYS = (64, 32)  # keys of a group at once
 _LANE_REGISTERS = 256  # registers of a lane where a SIMD has two waves
@@ -147,7 +147,7 @@ class Units(Body):
     def headers(self, machine: Machine) -> tuple[str, ...]:
         units = ("matrix.h", *("matrix_large.h",) * machine.has(Capability.MFMA))
         names = (*units, *(f"attention_{name}.h" for name in ("units", "staging", "walk")))
-        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        own = read(*names)
         return (*map(text.header, ("tiles.h", "pages.h", "attention_tiles.h")), *own)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:

@@ -4,14 +4,13 @@ source writer through the dialect.
 
 from __future__ import annotations
 
-from importlib import resources
-
 from ark.backend.codegen.body import Body
 from ark.ir.dtype import by_name
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
+from ark_rocm.tasks.headers import read
 
 MOST_SLOTS = 8  # pieces of a wave
 
@@ -48,4 +47,4 @@ class Bulk(Body):
         return text.call(name, "ark_bulk", constants, [text.address(sig, 0), text.address(sig, 1)])
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        return ((resources.files("ark_rocm") / "tasks/bulk.h").read_text(),)
+        return read("bulk.h")

@@ -20,9 +20,9 @@ from ark.tasks.expert_epilogue import constants, declared, weight_operands
 from ark.tasks.experts import outputs_of_task, share_of
 from ark.tasks.linear_form import codes_on_units
 from ark.tasks.row_values import HEADER, bytes_of
+from ark_rocm.tasks.headers import read
 from ark_rocm.tasks.linear_rows import (
     parts_of,
-    read,
     row_type_of,
     shares_scales,
     split_bytes,

@@ -10,8 +10,6 @@ writer through the dialect.
 
 from __future__ import annotations
 
-from importlib import resources
-
 from ark.backend.codegen.body import Body
 from ark.machine import Machine
 from ark.machine.capability import Capability
@@ -19,6 +17,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import LinearParams, dealt
+from ark_rocm.tasks.headers import read
 
 LOADS_AHEAD = 4  # loads of a wave in flight: AHEAD in linear.h
 MATRIX_PIECE = 128  # elements that a wave's load reads of each of four rows
@@ -96,7 +95,7 @@ class OneRow(Body):
     def headers(self, machine: Machine) -> tuple[str, ...]:
         matrix = ("ask.h", "linear_matrix.h") if machine.has(Capability.MFMA) else ()
         names = ("linear.h", "lines.h", *matrix)
-        return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        return read(*names)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _bytes(sig, machine)

@@ -8,8 +8,6 @@ vendor-independent body computes all other cases. Called by the source writer th
 
 from __future__ import annotations
 
-from importlib import resources
-
 from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Signature
@@ -18,13 +16,9 @@ from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import LinearParams, dealt
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_rocm.tasks import linear
+from ark_rocm.tasks.headers import read
 
 LOAD_BYTES = 16
-
-
-def read(*names: str) -> tuple[str, ...]:
-    """The texts of the device headers in this folder."""
-    return tuple((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
 
 
 def row_type_of(sig: Signature) -> RowType:

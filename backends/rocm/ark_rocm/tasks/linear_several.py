@@ -17,7 +17,7 @@ from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue, summed
 from ark.tasks.linear_form import LinearParams, dealt, row_nbytes, runs_on_units
 from ark.tasks.row_values import HEADER, bytes_of
-from ark_rocm.tasks.linear_rows import read
+from ark_rocm.tasks.headers import read
 
 UNIT_COLUMNS = 16  # columns of a product; with at most 8 input rows these are two halves of each
 MAX_GROUP_ROWS = 64  # rows of weights that a wave multiplies at once

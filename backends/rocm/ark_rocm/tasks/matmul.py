@@ -12,8 +12,6 @@ matrix_pairs.h, matrix_large.h and matrix_store.h have the device code.
 
 from __future__ import annotations
 
-from importlib import resources
-
 from ark.backend.codegen.body import Body
 from ark.ir.dtype import SMALL_FLOATS
 from ark.machine import Machine
@@ -35,6 +33,7 @@ from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served as is_thin
 from ark_rocm.machines import ARCHS
+from ark_rocm.tasks.headers import read
 
 _OUTPUTS = ("fp32", "bf16", "fp16")
 _K_STEP_ELEMENTS = 32  # 16-bit elements along k in a step: ArkUnit of matrix.h
@@ -174,5 +173,5 @@ class Tiles(Body):
         large = ("matrix_large.h",) if machine.has(Capability.MFMA) else ()
         pairs = ("matrix_pairs.h",) if machine.arch in _PAIRS else ()
         names = ("matrix_store.h", "matrix.h", *pairs, *large)
-        own = ((resources.files("ark_rocm") / "tasks" / name).read_text() for name in names)
+        own = read(*names)
         return (text.header("rotary.h"), text.header("gates.h"), text.header("tiles.h"), *own)

@@ -12,7 +12,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.experts import TopKParams
 from ark.tasks.row_norm import RowNormParams
-from ark_rocm.tasks.linear_rows import read
+from ark_rocm.tasks.headers import read
 
 
 class _Row(Body):
