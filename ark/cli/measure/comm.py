@@ -19,7 +19,7 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.cli.measure.comm_peer import GRAPH, CommCase, Peer, agreed, seconds_each
+from ark.cli.measure.comm_peer import GRAPH, CommCase, Peer, agreed, timed_plan, verified
 from ark.cli.measure.peer import import_torch, torch_device
 from ark.collective.programs import Collective, CollectiveProgram
 from ark.collective.programs.attributes import CollectiveAttributes
@@ -28,13 +28,10 @@ from ark.distributed.calls import Key, algorithm, machine_for
 from ark.distributed.group import Group
 from ark.distributed.members import Members
 from ark.ir.graph import Graph
-from ark.lower.pipeline import plan as make_plan
 from ark.machine.capability import Capability
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
-from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
-from ark.runtime.executor import Executor
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 CHAIN, FEW = 32, 8  # length of a chain of dependent collectives, for small and for large sizes
@@ -117,7 +114,10 @@ def measure(
     values = [((np.arange(elements) * 7 + r) % 13).astype(case.dtype.numpy) for r in range(world)]
     if case.way == GRAPH:
         plan = (plans or case_plans(case, world, device))[rank]
-        seconds, got = _in_graph(case, key, plan, values[rank], job, backend, device)
+        run = (job, backend, device, case.repeats, 2000, case.least)
+        seconds, data = timed_plan(plan, {"x": values[rank]}, *run)
+        seconds /= _chain(key, _program(case, key, world))
+        got = data.view(case.dtype.numpy)
     else:
         assert isinstance(job, Bootstrap), (
             "the mode `alone` measures the group of the whole job only"
@@ -202,30 +202,8 @@ def case_plans(case: CommCase, world: int, device: Device) -> list[Plan]:
             target = graph.tensor((count,), case.dtype, arena=arena, name=name)
             graph.add("collective", [source], [target], attrs, key.collective)
             source = target
-        graphs.append(make_plan(graph, machine, {"lockstep": True}))
-    verify(graphs)
-    return graphs
-
-
-def _in_graph(
-    case: CommCase,
-    key: Key,
-    plan: Plan,
-    values: np.ndarray,
-    job: Bootstrap | Members,
-    backend: Backend,
-    device: Device,
-) -> tuple[float, np.ndarray]:
-    many = _chain(key, _program(case, key, job.world_size))
-    with Executor(plan, backend, device, ranks=job) as executor:
-        places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
-        if "x" in places:  # only the root of a broadcast has an input
-            device.write(executor.buffer_address(places["x"].id), values.view(np.uint8))
-        executor.start(1).wait(60.0)
-        data = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes)
-        got = data.view(case.dtype.numpy)
-        seconds = seconds_each(executor, job, case.repeats, 2000, case.least)
-    return seconds / many, got
+        graphs.append(graph)
+    return verified(graphs, machine, {"lockstep": True})
 
 
 def _chain(key: Key, program: CollectiveProgram) -> int:

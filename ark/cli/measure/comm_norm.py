@@ -14,16 +14,13 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.cli.measure.comm_peer import seconds_each
+from ark.cli.measure.comm_peer import timed_plan, verified
 from ark.distributed.calls import Key, machine_for
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, fp32
 from ark.ir.graph import Graph
-from ark.lower.pipeline import plan as make_plan
 from ark.plan.types import Plan
-from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
-from ark.runtime.executor import Executor
 
 CHAIN_LENGTH = 16
 NORM_EPS = 1e-5
@@ -92,9 +89,7 @@ def _plans(
     )
     options = {"lockstep": True, "fuse": form == "one"}
     graphs = [_graph(form, shape, dtype, rank, world) for rank in range(world)]
-    plans = [make_plan(graph, machine, options) for graph in graphs]
-    verify(plans)
-    return plans
+    return verified(graphs, machine, options)
 
 
 def _inputs(shape: tuple[int, int], dtype: DataType, rank: int) -> dict[str, np.ndarray]:
@@ -104,22 +99,6 @@ def _inputs(shape: tuple[int, int], dtype: DataType, rank: int) -> dict[str, np.
         "stream": common.standard_normal(shape).astype(dtype.numpy),
         "weight": common.standard_normal(shape[1]).astype(np.float32),
     }
-
-
-def _timed(
-    plan: Plan, given: dict[str, np.ndarray], repeats: int, job: Bootstrap, backend: Backend,
-    device: Device,
-) -> tuple[float, np.ndarray]:  # fmt: skip
-    with Executor(plan, backend, device, ranks=job) as executor:
-        places = {b.name: b for b in plan.buffers if b.rank == plan.rank}
-        for name, values in given.items():
-            if name in places:
-                address = executor.buffer_address(places[name].id)
-                device.write(address, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
-        executor.start(1).wait(60.0)
-        got = device.read(executor.buffer_address(places["y"].id), places["y"].nbytes).copy()
-        seconds = seconds_each(executor, job, repeats, 1000)
-    return seconds / CHAIN_LENGTH, got
 
 
 def _wrong(shape: tuple[int, int], dtype: DataType, world: int, got: np.ndarray) -> int:
@@ -140,13 +119,13 @@ def measure_norm(
     """
     world = job.world_size
     given = _inputs(shape, dtype, job.rank)
-    runs = [
-        _timed(_plans(form, shape, dtype, world, device)[job.rank], given, repeats, job, backend,
-               device)
-        for form in FORMS
-    ]  # fmt: skip
-    mine = [*(seconds for seconds, _ in runs), _wrong(shape, dtype, world, runs[2][1])]
+    plans = (_plans(form, shape, dtype, world, device)[job.rank] for form in FORMS)
+    runs = [timed_plan(plan, given, job, backend, device, repeats, 1000) for plan in plans]
+    mine = [
+        *(seconds / CHAIN_LENGTH for seconds, _ in runs),
+        _wrong(shape, dtype, world, runs[2][1]),
+    ]
     figures_of = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
     alone, apart, one = (max(s[i] for s in figures_of) for i in range(3))
-    wrong = sum(s[3] for s in figures_of)
-    return NormFigures(*shape, dtype.name, world, alone, apart, one, wrong)
+    every = sum(s[3] for s in figures_of)
+    return NormFigures(*shape, dtype.name, world, alone, apart, one, every)

@@ -16,19 +16,16 @@ import numpy as np
 
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
-from ark.cli.measure.comm_peer import seconds_each
+from ark.cli.measure.comm_peer import timed_plan, verified
 from ark.distributed.calls import Key, machine_for
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
 from ark.lower.engines import AUTO, COPIED
-from ark.lower.pipeline import plan as make_plan
 from ark.ops.communication.collectives import choose_program
 from ark.plan.types import Plan
-from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
-from ark.runtime.executor import Executor
 
 OVERLAPS = ("all_reduce", "reduce_scatter", "all_gather")
 CHECKED_ROWS = 16  # the number of rows that NumPy computes for the check
@@ -146,9 +143,7 @@ def _plans(
         machine = machine_for(machine, world, Key("all_reduce", case.dtype.name, 2, size))
     options = {"lockstep": True, "overlap": overlap}
     graphs = [_graph(case, rank, world, product, collective) for rank in range(world)]
-    plans = [make_plan(graph, machine, options) for graph in graphs]
-    verify(plans)
-    return plans
+    return verified(graphs, machine, options)
 
 
 def _inputs(case: OverlapCase, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
@@ -159,28 +154,6 @@ def _inputs(case: OverlapCase, rank: int, world: int) -> tuple[np.ndarray, np.nd
         for shape in ((rows, case.depth), (case.columns, case.depth))
     )
     return x, w
-
-
-def _timed(
-    plans: list[Plan], case: OverlapCase, job: Bootstrap, backend: Backend, device: Device
-) -> tuple[float, np.ndarray]:
-    """The seconds of an iteration of this rank's plan, and the iteration's result."""
-    plan = plans[job.rank]
-    with Executor(plan, backend, device, ranks=job) as executor:
-        places = {
-            b.name.rpartition(".")[0] or b.name: b for b in plan.buffers if b.rank == job.rank
-        }
-        places |= {b.name: b for b in plan.buffers if b.rank == job.rank}
-        for name, values in zip("xw", _inputs(case, job.rank, job.world_size), strict=True):
-            place = places.get(name)
-            if place is not None and place.nbytes == values.nbytes:
-                address = executor.buffer_address(place.id)
-                device.write(address, np.ascontiguousarray(values).view(np.uint8).reshape(-1))
-        executor.start(1).wait(60.0)
-        y = places["y"]
-        got = device.read(executor.buffer_address(y.id), y.nbytes).copy()
-        seconds = seconds_each(executor, job, case.repeats, 200)
-    return seconds, got.view(case.dtype.numpy)
 
 
 def _wrong(case: OverlapCase, rank: int, world: int, got: np.ndarray) -> int:
@@ -208,8 +181,10 @@ def measure_overlap(
     """Measures one case on all ranks; returns the same figures on each."""
     world = job.world_size
     chosen: object = True if case.engine == AUTO else case.engine
+    given = dict(zip("xw", _inputs(case, job.rank, world), strict=True))
+    how = (job, backend, device, case.repeats, 200)
     runs = [
-        _timed(_plans(case, world, device, *parts), case, job, backend, device)
+        timed_plan(_plans(case, world, device, *parts)[job.rank], given, *how)
         for parts in (
             (True, False, False),
             (False, True, False),
@@ -217,8 +192,8 @@ def measure_overlap(
             (True, True, chosen),
         )
     ]
-    wrong = int((runs[3][1] != runs[2][1]).sum())
-    wrong += _wrong(case, job.rank, world, runs[3][1])
+    apart_result, result = (data.view(case.dtype.numpy) for _, data in runs[2:])
+    wrong = int((result != apart_result).sum()) + _wrong(case, job.rank, world, result)
     mine = [*(seconds for seconds, _ in runs), wrong]
     figures_of = [json.loads(s) for s in job.all_gather(json.dumps(mine).encode())]
     product, collective, apart, fused = (max(s[i] for s in figures_of) for i in range(4))

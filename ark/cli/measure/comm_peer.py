@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,13 +17,19 @@ from typing import Any
 import numpy as np
 
 from ark.backend.devices import Device
+from ark.backend.protocol import Backend
 from ark.cli.measure.peer import import_torch, repeated
 from ark.collective.programs import CollectiveProgram
 from ark.collective.topology import Topology
 from ark.distributed.members import Members
 from ark.errors import SystemError
 from ark.ir.dtype import DataType
+from ark.ir.graph import Graph
 from ark.lower.engines import AUTO
+from ark.lower.pipeline import plan as make_plan
+from ark.machine import Machine
+from ark.plan.types import Plan
+from ark.plan.verify import verify
 from ark.runtime.bootstrap import Bootstrap
 from ark.runtime.executor import Executor
 
@@ -75,6 +81,41 @@ def seconds_each(
         times.append(run.elapsed_ms() / 1e3 / iterations)
     job.barrier("the end of a case")
     return float(min(times) if least else np.median(times))
+
+
+def timed_plan(
+    plan: Plan,
+    given: Mapping[str, np.ndarray],
+    job: Bootstrap | Members,
+    backend: Backend,
+    device: Device,
+    repeats: int,
+    most: int,
+    least: bool = False,
+) -> tuple[float, np.ndarray]:
+    """The seconds of one iteration of this rank's plan (see `seconds_each`), and the bytes of the
+    buffer `y` after the first iteration. given: values of the buffers of these names, of those that
+    the plan has.
+    """
+    with Executor(plan, backend, device, ranks=job) as executor:
+        own = [b for b in plan.buffers if b.rank == plan.rank]
+        places = {b.name.rpartition(".")[0]: b for b in own} | {b.name: b for b in own}
+        for name, values in given.items():
+            place = places.get(name)
+            if place is not None and place.nbytes == values.nbytes:
+                data = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+                device.write(executor.buffer_address(place.id), data)
+        executor.start(1).wait(60.0)
+        y = places["y"]
+        got = device.read(executor.buffer_address(y.id), y.nbytes).copy()
+        return seconds_each(executor, job, repeats, most, least), got
+
+
+def verified(graphs: Iterable[Graph], machine: Machine, options: Mapping[str, Any]) -> list[Plan]:
+    """The verified plans of all ranks."""
+    plans = [make_plan(graph, machine, options) for graph in graphs]
+    verify(plans)
+    return plans
 
 
 def join_torch(name: str, job: Bootstrap | Members, timeout_s: float = 60) -> None:
