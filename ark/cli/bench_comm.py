@@ -11,7 +11,14 @@ from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, Probe
-from ark.cli.common import device_index, output, to_be_started, write_file, write_results
+from ark.cli.common import (
+    device_index,
+    figure_table,
+    output,
+    to_be_started,
+    write_file,
+    write_results,
+)
 from ark.cli.measure.chart import bars
 from ark.cli.measure.comm import COLLECTIVES, CommFigures, measure
 from ark.cli.measure.comm_norm import NormFigures, measure_norm, norm_shapes
@@ -239,9 +246,8 @@ def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: Rank
 
 def _norm_table(name: str, rows: list[NormFigures]) -> Table:
     title = f"all_reduce, residual and rmsnorm, {rows[0].ranks} ranks, {name}; the slowest rank's"
-    table = Table(title=title)
-    for head in ("rows", "columns", "type", "sum us", "op by op us", "as one us", "wrong"):
-        table.add_column(head, justify="right")
+    heads = ("rows", "columns", "type", "sum us", "op by op us", "as one us", "wrong")
+    table = figure_table(title, heads, left=0)
     for r in rows:
         times = (f"{t * 1e6:.2f}" for t in (r.sum_seconds, r.apart_seconds, r.seconds))
         table.add_row(str(r.rows), str(r.columns), r.dtype, *times, str(r.wrong))
@@ -257,20 +263,8 @@ def _console(notes: tuple[str, ...]) -> Console:
 
 def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
     title = f"a product and its collective, {rows[0].ranks} ranks, {name}; the slowest rank's time"
-    table = Table(title=title)
-    for head in (
-        "collective",
-        "shape",
-        "type",
-        "engine",
-        "product us",
-        "collective us",
-        "apart us",
-        "as one us",
-        "hidden",
-        "wrong",
-    ):
-        table.add_column(head, justify="left" if head == "collective" else "right")
+    heads = ("collective", "shape", "type", "engine", "product us", "collective us", "apart us")
+    table = figure_table(title, (*heads, "as one us", "hidden", "wrong"))
     for r in rows:
         times = (r.product_seconds, r.collective_seconds, r.apart_seconds, r.seconds)
         cells = [r.collective, r.shape, r.dtype, r.engine, *(f"{t * 1e6:.2f}" for t in times)]
@@ -280,22 +274,12 @@ def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
 
 def show(name: str, notes: tuple[str, ...], rows: list[CommFigures], peer: str | None) -> None:
     console = _console(notes)
-    table = Table(title=f"{rows[0].way}, {rows[0].ranks} ranks, {name}; the slowest rank's time")
-    heads = [
-        "collective",
-        "bytes",
-        "elements",
-        "type",
-        "algorithm",
-        "us",
-        "algbw",
-        "busbw",
-        "wrong",
-    ]
+    heads = ["collective", "bytes", "elements", "type", "algorithm", "us", "algbw", "busbw"]
     predicted = rows[0].predicted_seconds is not None
     more = ("predicted us", "predicted / us") if predicted else ()
-    for head in [*heads, *more, *((f"{peer} us", f"{peer} / ark") if peer else ())]:
-        table.add_column(head, justify="left" if head == "collective" else "right")
+    heads += ["wrong", *more, *((f"{peer} us", f"{peer} / ark") if peer else ())]
+    title = f"{rows[0].way}, {rows[0].ranks} ranks, {name}; the slowest rank's time"
+    table = figure_table(title, heads)
     for r in rows:
         cells = [r.collective, str(r.nbytes), str(r.elements), r.dtype, r.algorithm]
         cells += [f"{r.seconds * 1e6:.2f}", f"{r.algbw_gbps:.2f}", f"{r.busbw_gbps:.2f}"]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from rich.table import Table
-
 from ark.backend import registry
 from ark.cli.bench_ops import chosen as named
-from ark.cli.common import check_device, output, write_results
+from ark.cli.common import check_device, figure_table, output, write_results
 from ark.cli.measure.predicted import (
     FITTED,
     MEAN_GOAL,
@@ -67,10 +65,7 @@ def _figure(row: Fidelity) -> Figure:
 
 
 def _show(rows: list[Fidelity], title: str) -> None:
-    table = Table(title=title)
-    table.add_column("program")
-    for head in ("predicted us", "measured us", "off"):
-        table.add_column(head, justify="right")
+    table = figure_table(title, ("program", "predicted us", "measured us", "off"))
     for row in rows:
         if row.error:
             table.add_row(row.name, "", "", row.error)

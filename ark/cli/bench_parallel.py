@@ -7,10 +7,8 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from rich.table import Table
-
 from ark.backend import registry
-from ark.cli.common import device_index, output, share, to_be_started, write_results
+from ark.cli.common import device_index, figure_table, output, share, to_be_started, write_results
 from ark.cli.measure.parallel import ParallelCase, ParallelFigures, measure
 from ark.cli.measure.results import Figure, figure, results
 from ark.cli.parser import (
@@ -106,9 +104,9 @@ def _figure(row: ParallelFigures, config: str) -> Figure:
 
 def show(device: str, rows: list[ParallelFigures]) -> None:
     console = output()
-    table = Table(title=f"a step of {rows[0].batch} x {rows[0].sequence} tokens, {device}")
-    for head in ("plan", "ranks", "predicted us", "measured us", "measured / predicted"):
-        table.add_column(head, justify="left" if head == "plan" else "right")
+    title = f"a step of {rows[0].batch} x {rows[0].sequence} tokens, {device}"
+    heads = ("plan", "ranks", "predicted us", "measured us", "measured / predicted")
+    table = figure_table(title, heads)
     for row in rows:
         times = f"{row.predicted_us:.1f}", f"{row.measured_us:.1f}", f"{row.ratio:.3f}"
         table.add_row(row.plan, str(row.ranks), *times)

@@ -60,10 +60,9 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json == "-":
         return 0
-    table = Table(title=f"torch.compile on {measured.device}, microseconds a call")
+    title = f"torch.compile on {measured.device}, microseconds a call"
     heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
-    for head in (*heads, "inductor", "waited for", "inductor / ark"):
-        table.add_column(head)
+    table = Table(*heads, "inductor", "waited for", "inductor / ark", title=title)
     for row in measured.rows:
         table.add_row(*_cells(row))
     output().print(table)

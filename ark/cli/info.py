@@ -98,9 +98,7 @@ def as_json(probes: Mapping[str, Probe]) -> dict[str, Any]:
 def show(probes: Mapping[str, Probe]) -> None:
     console = output()
     console.print(f"ark {__version__}, Python {platform.python_version()}")
-    table = Table(show_header=True, header_style="bold")
-    for column in ("backend", "device", "architecture", "memory"):
-        table.add_column(column)
+    table = Table("backend", "device", "architecture", "memory", header_style="bold")
     for name, probe in probes.items():
         for d in probe.devices:
             size = f"{d.memory_bytes / 1e9:.0f} GB"

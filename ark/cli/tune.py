@@ -130,9 +130,8 @@ def _onnx(path: str, dims: list[str], machine: Machine) -> Plan:
 
 
 def _show(device: str, choices: dict[str, Choice], names: dict[str, str]) -> None:
-    table = Table(title=f"cuts of products on {device}")
-    for head in ("product", "rows x columns, parts", "us", "the usual cut, us", "gain"):
-        table.add_column(head)
+    heads = ("product", "rows x columns, parts", "us", "the usual cut, us", "gain")
+    table = Table(*heads, title=f"cuts of products on {device}")
     for key, choice in choices.items():
         rows, columns, parts = choice.cut
         table.add_row(

@@ -94,10 +94,8 @@ def _tell(collective: str, nbytes: int, aloud: bool) -> Tell:
 
 
 def _show(device: str, measurements: tuned.Table) -> None:
-    table = Table(title=f"collectives on {device}")
     heads = ("collective", "ranks", "bytes", "algorithm", "engine", "us", "the usual, us", "gain")
-    for head in heads:
-        table.add_column(head)
+    table = Table(*heads, title=f"collectives on {device}")
     for key, entries in sorted(measurements.items()):
         name, _, world = key.rpartition(".")
         for e in sorted(entries, key=lambda e: e.nbytes):
