@@ -4,7 +4,7 @@ operator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,79 +65,38 @@ def _attention(
     return ark.matmul(weights, v, tf32=products_as_tf32(query))
 
 
-def _alone(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    dropout: float,
-    causal: bool,
-    scale: float | None,
-) -> list[Any]:
-    """Converts one of torch's attention operators to its results. Only the first result is
-    computed; the other results, such as the logsumexp, are None. Raises UnsupportedError for
-    dropout, and if a result that only training needs is used.
-    """
-    others = len(call.used) - 1
-    if dropout or any(call.wants(1 + place) for place in range(others)):
-        raise refuse("attention with dropout or its logsumexp")
-    return [_attention(query, key, value, mask, causal, scale), *[None] * others]
-
-
-def _kernel(*places: str) -> Callable[..., list[Any]]:
-    """Converts one of torch's attention kernels. places: the names of its arguments after the
-    value.
+def _operator(places: Sequence[str], several: bool) -> Callable[..., Any]:
+    """Converts one of torch's attention operators. places: the names of its arguments after the
+    value. several: True for a kernel with further results, such as the logsumexp, which only
+    training needs. Raises UnsupportedError if one of them is used, and for dropout.
     """
 
     def run(call: Call, query: Value, key: Value, value: Value, *given: Any, **more: Any) -> Any:
         named = {**dict(zip(places, given)), **more}  # noqa: B905  the last ones may be left out
+        others = len(call.used) - 1 if several else 0
+        if named.get("dropout_p") or any(call.wants(1 + place) for place in range(others)):
+            raise refuse("attention with dropout or its logsumexp")
         mask = named.get("attn_bias", named.get("attn_mask"))
-        dropout, causal = named.get("dropout_p", 0.0), named.get("is_causal", False)
-        return _alone(call, query, key, value, mask, dropout, causal, named.get("scale"))
+        how = (named.get("is_causal", False), named.get("scale"), named.get("enable_gqa", False))
+        result = _attention(query, key, value, mask, *how)
+        return [result, *[None] * others] if several else result
 
     return run
 
 
+_BIASED = ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal")
 for _name, _places in {
-    "flash_attention_for_cpu": ("dropout_p", "is_causal"),
-    "flash_attention": ("dropout_p", "is_causal", "return_debug_mask"),
-    "efficient_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
-    "cudnn_attention": ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"),
+    "_flash_attention_for_cpu": ("dropout_p", "is_causal"),
+    "_flash_attention": ("dropout_p", "is_causal"),
+    "_efficient_attention": _BIASED,
+    "_cudnn_attention": _BIASED,
 }.items():
-    operator(f"_scaled_dot_product_{_name}.default")(_kernel(*_places))
-
-
-@operator("scaled_dot_product_attention.default")
-def _attend(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_mask: Value | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    if dropout_p:
-        raise refuse("attention with dropout")
-    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-
-
-@operator("ark.attention.default")
-def _kept(
-    call: Call,
-    query: Value,
-    key: Value,
-    value: Value,
-    attn_mask: Value | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    return _attention(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    operator(f"_scaled_dot_product{_name}.default")(_operator(_places, several=True))
+for _name, _places in {
+    "scaled_dot_product_attention": ("attn_mask", "dropout_p", "is_causal"),
+    "ark.attention": ("attn_mask", "is_causal", "scale", "enable_gqa"),
+}.items():
+    operator(f"{_name}.default")(_operator(_places, several=False))
 
 
 def _layer(x: ark.Tensor, weight: Value, bias: Value | None) -> ark.Tensor:
