@@ -128,27 +128,29 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 def add_backend(parser: argparse.ArgumentParser, required: bool = False) -> None:
     """Adds `--backend`."""
     default = "" if required else " (default: the first that has a device)"
-    parser.add_argument("--backend", required=required, metavar="NAME", help=f"{BACKEND}{default}")
+    option(parser, "--backend NAME", f"{BACKEND}{default}", required=required)
 
 
 def add_quantize(parser: argparse.ArgumentParser) -> None:
     """Adds `--quantize`, by which weights are quantised while they are loaded."""
-    parser.add_argument(
+    option(
+        parser,
         "--quantize",
+        "bring the weights of linear layers into this format while they are loaded (default: as "
+        "they are stored)",
         choices=("fp8", "int8", "int4"),
-        help="bring the weights of linear layers into this format while they are loaded (default: "
-        "as they are stored)",
     )
 
 
 def add_kv_cache(parser: argparse.ArgumentParser) -> None:
     """Adds `--kv-cache-dtype`, the type of keys and values in the cache."""
-    parser.add_argument(
+    option(
+        parser,
         "--kv-cache-dtype",
-        choices=("auto", "fp8", "int8"),
+        "hold keys and values as codes of 8 bits with a scale for each head and position (default: "
+        "auto, as floats of the weights' type)",
         default="auto",
-        help="hold keys and values as codes of 8 bits with a scale for each head and position "
-        "(default: auto, as floats of the weights' type)",
+        choices=("auto", "fp8", "int8"),
     )
 
 
@@ -157,35 +159,28 @@ def add_device(parser: argparse.ArgumentParser, of_rank: bool = False) -> None:
     host.
     """
     default = " (default: by the rank's number on its host)" if of_rank else ""
-    parser.add_argument(
-        "--device", type=int, default=None if of_rank else 0, metavar="I", help=f"{DEVICE}{default}"
-    )
+    option(parser, "--device I", f"{DEVICE}{default}", int, None if of_rank else 0)
 
 
 def add_figures(parser: argparse.ArgumentParser) -> None:
     """Adds `--json`, which writes a bench's results."""
-    parser.add_argument("--json", metavar="FILE", help=FIGURES)
+    option(parser, "--json FILE", FIGURES)
 
 
 def add_turn(parser: argparse.ArgumentParser) -> None:
     """Adds `--turn`, for benches that run side by side."""
-    parser.add_argument(
-        "--turn",
-        metavar="FILE",
-        help="use the device only while no other bench with this FILE does, and compile before "
+    option(
+        parser,
+        "--turn FILE",
+        "use the device only while no other bench with this FILE does, and compile before "
         "(default: use it at once)",
     )
 
 
 def add_repeats(parser: argparse.ArgumentParser, default: int = 5) -> None:
     """Adds `--repeats`."""
-    parser.add_argument(
-        "--repeats",
-        type=positive,
-        default=default,
-        metavar="N",
-        help="measurements of each figure, of which the median counts",
-    )
+    meaning = "measurements of each figure, of which the median counts"
+    option(parser, "--repeats N", meaning, positive, default)
 
 
 def add_measurement(parser: argparse.ArgumentParser, repeats: int = 5) -> None:
