@@ -151,7 +151,9 @@ def global_avg_pool(input: TensorLike, name: str = "") -> Tensor:
 
 
 def _taps(given: WindowAttributes, place: Sequence[int], spatial: Sequence[int]) -> np.ndarray:
-    """The numbers, in the window at `place`, of its elements that are inside of the image."""
+    """The elements of the window at `place` that are inside of the image, by their numbers in the
+    window.
+    """
     numbers = np.arange(math.prod(given.size)).reshape(given.size)
     inside = []
     for d, p in enumerate(place):

@@ -49,9 +49,10 @@ def computed(
 
 
 def has_simple_gradients(node: Node) -> bool:
-    """True if one op computes the gradient of each input of an elementwise node from its inputs,
-    and a condition in it selects the whole gradient: a product with 0 would be NaN where other
-    factors are infinite. False for gradients that read no input, for which nothing is stored.
+    """True if one op can compute the gradient of each input of an elementwise node from the node's
+    inputs. A condition may only select the whole gradient, not a factor of it, because a factor 0
+    times an infinite one gives NaN. False also if the gradients read no input, so that nothing
+    would be stored for them in any case.
     """
     tree, count = expression_of(node), len(node.inputs)
     slopes = [derivative(tree, i) for i, t in enumerate(node.inputs) if t.dtype in FLOATS]
