@@ -62,7 +62,7 @@ def meet_late(timeout_s: float, late_s: float) -> None:
     ark.init(backend="cpu")
     ark.distributed.group(timeout_s=timeout_s)
     assert ark.distributed.group(timeout_s) is ark.distributed.group()
-    with pytest.raises(ark.InvalidUsageError, match=r"is already .* s; pass"):
+    with pytest.raises(ark.InvalidUsageError, match=r"exists already, with .* s; pass"):
         ark.distributed.group(timeout_s + 1.0)
     ark.distributed.all_reduce(np.ones(8, np.float32))
     if ark.Model.get_rank() == 1:
