@@ -135,7 +135,8 @@ def register(subparsers: Subparsers) -> None:
 
 def cut(shape: Shape, layers: list[int] | None, args: argparse.Namespace) -> list[Shape]:
     """Copies of the shape, one with each of the two numbers of layers; without `layers`, the shape
-    itself. Raises InvalidUsageError unless the numbers fit and the run is a prediction.
+    itself. Raises InvalidUsageError unless these are two ascending numbers, not above the model's
+    number of layers, and the run is a prediction for a built-in shape.
     """
     if layers is None:
         return [shape]

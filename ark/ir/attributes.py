@@ -78,7 +78,7 @@ class RowFusionAttributes(Attributes, frozen=True):
 
 
 class GroupAttributes(Attributes, frozen=True):
-    """Attributes of quantised linear layers. group: columns of a weight that share a scale."""
+    """Attributes of quantised linear layers. group: how many columns of a weight share a scale."""
 
     group: int
 
@@ -149,10 +149,10 @@ class AttentionAttributes(Attributes, frozen=True):
     """The attributes of attention. placed: True if one of the inputs is the position, which is the
     number of preceding tokens. sinks: True if one of the inputs has a sink score for each head.
     by_rows: True if keys and values have one row per position, with all heads side by side. paged:
-    True if keys and values are in pages. mask: the last input is true for visible keys, is true for
-    hidden keys, or is added to the scores; "" if there is no mask. fill: the score of a hidden key.
-    strict: NaN, not zeros, for rows that see no key. logarithms: True if a second result has the
-    logarithm of each row's sum of exponentials.
+    True if keys and values are in pages. mask: whether the last input is true for visible keys, is
+    true for hidden keys, or is added to the scores; "" if there is no mask. fill: the score of a
+    hidden key. strict: True if the result of a row that sees no key is NaN; otherwise it is 0.
+    logarithms: True if a second result has the logarithm of each row's sum of exponentials.
     """
 
     heads: int
@@ -338,7 +338,9 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """Top-k. least: True for the smallest. softmax: True to store the softmax of the chosen."""
+    """Top-k. least: True to choose the k smallest values instead of the largest. softmax: True to
+    store the softmax of the chosen values.
+    """
 
     k: int
     least: bool = False

@@ -307,7 +307,7 @@ class Checkpoint:
         yield from (decoded.rows(expert * outputs + rows) for expert in range(count))
 
     def _whole(self, name: str) -> Codes | npt.NDArray[np.float32]:
-        """Reads a quantised parameter: its codes and scales, or values if ark lacks such codes."""
+        """Reads a quantised parameter as `QuantizedTensor.decode` returns it: codes or values."""
         decoded, stored = self._decode(name), self.weights[name].stored
         if stored is None:
             return decoded

@@ -29,16 +29,16 @@ END_INT32 = 1 << 31
 class SamplingParams:
     """Sampling parameters of a request. An InvalidUsageError names a field that is out of range.
 
-    n: the number of samples of the prompt. temperature: 0 is greedy. top_k: 0 or -1 for all tokens.
-    top_p, min_p, typical_p: the values 1, 0 and 1 disable them. repetition_penalty: 1 disables it;
-    it applies to tokens of the prompt and of the text. presence_penalty, frequency_penalty: 0
-    disables them; they apply to tokens of the text only. logit_bias: by token id, a number that is
-    added to the token's logit. seed: 64 bits, -2^63 to 2^64 - 1; None: a random one. max_tokens:
-    the most new tokens; None: up to the context's end. min_tokens: the number of new tokens before
-    which no stop token is sampled. stop: strings that end the text. logprobs: the number of most
-    probable tokens that are reported in addition to the sampled one; None: no report.
-    suppress_tokens: ids that are never sampled. structured_outputs: the form that the text must
-    have, for `ark.LLM` and the server.
+    n: the number of texts that continue the prompt. temperature: 0 is greedy. top_k: 0 or -1 for
+    all tokens. top_p, min_p, typical_p: 1, 0 and 1, in this order, disable them.
+    repetition_penalty: 1 disables it; it applies to tokens of the prompt and of the text.
+    presence_penalty, frequency_penalty: 0 disables them; they apply to tokens of the text, not of
+    the prompt. logit_bias: by token id, a number that is added to the token's logit. seed: 64 bits,
+    -2^63 to 2^64 - 1; None: a random one. max_tokens: the most new tokens; None: up to the
+    context's end. min_tokens: the number of new tokens before which no stop token is sampled. stop:
+    strings that end the text. logprobs: the number of most probable tokens that are reported in
+    addition to the sampled one; None: no report. suppress_tokens: ids that are never sampled.
+    structured_outputs: the form that the text must have, for `ark.LLM` and the server.
 
     Examples:
         >>> ark.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=32).max_tokens

@@ -191,7 +191,8 @@ def _flow_words(plan: Plan, opcode: Sequence[int]) -> dict[int, int]:
 def _early(plan: Plan, box_maps: Sequence[Sequence[BoxMap]], cut: frozenset[int]) -> _Early:
     """What may be loaded for each op whose boxes the loading thread copies. The flags are for ops
     whose box maps cover memory that is not written during a launch: of all operands (ALL), or only
-    of a matmul's right-hand side (RIGHT). cut: the ops of `stream_boxes`.
+    of a matmul's right-hand side (RIGHT). cut: the result of `stream_boxes`, the ids of the ops
+    whose fetches have parts of rows in each stage.
     """
     mapped = {
         op.id: [op.operands[m.operand] for m in maps]

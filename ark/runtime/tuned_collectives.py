@@ -25,10 +25,8 @@ Key = Annotated[str, Meta(pattern=r"^[a-z_]{1,40}\.[0-9]{1,4}$")]
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fastest algorithm of a collective for one size. nbytes: the size of a rank's input or
-    output, whichever is larger. us: the measured time. usual_us: the measured time of the default
-    choice.
-
-    engines: for each algorithm, the fastest engine.
+    output, whichever is larger. us, usual_us: the measured microseconds of the fastest and of the
+    default choice of algorithm and engine. engines: for each algorithm, the fastest engine.
     """
 
     nbytes: Annotated[int, Meta(ge=1, le=1 << 40)]

@@ -50,10 +50,9 @@ def write_box(
 
     places: for each operand that is not read at the output's indices, the texts of its indices.
     guard: two C++ expressions: a condition on the output's indices, and the value that replaces
-    operand 0's element where the condition is false. If the condition does not depend on the last
-    index, operand 0 is read even where it is false, so that all its indices must be in bounds.
-    once: no element of operand 0 is read twice, although it is in `places`. apart: True to store
-    packs even if operand 0 is read element by element.
+    operand 0's element where it is false. If the condition does not depend on the last index,
+    all of operand 0's indices must be in bounds. once: no element of operand 0 is read twice,
+    although it is in `places`. apart: True to store packs even if operand 0 is read by elements.
     """
     writer = BoxWriter(sig, expr, tile, dict(places or {}), guard, once, apart)
     if sig.operands[writer.out].per_item > 1:

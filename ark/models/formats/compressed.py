@@ -1,5 +1,5 @@
-"""Weights in the format of the compressed-tensors package: fp8 and int8 by tensor, channel, group
-or block, int4 and int8 in words of 32 bits, NVFP4 and MXFP4.
+"""Weights in the format of the compressed-tensors package: fp8 and int8 with a scale for each
+tensor, channel, group or block; int4 and int8 in words of 32 bits; NVFP4 and MXFP4.
 
 quantization_config has groups of modules, each with a scheme. Scales of activations are not read,
 because ark does not quantise activations.

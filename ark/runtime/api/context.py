@@ -19,7 +19,7 @@ _NESTED = ("processor_range", "warp_range", "sram_range")
 
 
 class PlannerContext:
-    """A context manager; ops that are called in it are placed and cut as requested.
+    """A context manager for settings by which ops called in it are placed and divided into tasks.
 
     processor_range [begin, end]: the ops run on these processors; planning for a machine without
     them raises PlanError. config: see ark.runtime.api.config; inner contexts add to and override
