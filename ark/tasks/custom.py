@@ -77,7 +77,8 @@ class Custom(TaskKind):
         tile, constants = params.tile, params.constants
         need(
             set(tile) == set(form.tile) and all(n <= sizes[a] for a, n in tile.items()),
-            f"the tile is {dict(tile)}, expected sizes of {', '.join(form.tile) or 'no axis'}",
+            f"the tile is {dict(tile)}; it must give a size for each of the axes "
+            f"({', '.join(form.tile) or 'none'}), at most the axis's size in {dict(sizes)}",
         )
         kinds = {name: type(value).__name__ for name, value in constants.items()}
         need(

@@ -83,8 +83,9 @@ ARK_DEVICE void ark_tile_store(ArkCtx& c, S& epilogue, int row, int end,
   }
 }
 
-// ark_tile_begin is called before a task begins, ark_tile_finish after all of its sums are stored.
-// red: 2 * ARK_WARPS words of shared memory for each sequence.
+// Hooks for epilogues that keep values over a whole task, such as the best logit. By default they
+// do nothing. ark_tile_begin is called before a task begins, ark_tile_finish after all of its sums
+// are stored. red: shared memory, 2 * ARK_WARPS words for each input row.
 template <class Tile, class E>
 ARK_DEVICE void ark_tile_begin(E&) {}
 template <class Tile, class E>

@@ -73,9 +73,9 @@ constexpr int ark_several_ahead(int chunks, int most) {
   return most;
 }
 
-// Adds the products of a chunk of the input and a block of rows of weights to `sums`. parts: the
-// chunk's elements, split into parts. inside[s]: true if the lane's elements of step s are within
-// the row.
+// Adds the products of a chunk of the input and a block of rows of weights to `sums`. Each input
+// element is a sum of PARTS numbers of the weights' type; parts[s][p]: number p of each of the
+// lane's elements of step s. inside[s]: true if these elements are within the row.
 template <class W, int PARTS>
 ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[W::STEPS][PARTS],
                                      const bool (&inside)[W::STEPS], const typename W::Piece& piece,
