@@ -83,8 +83,9 @@ def plus_one(rows: int) -> Stored:
 
 def rotated_first(stored: Stored, width: int, rotated: int) -> Stored:
     """Reorders the rows of queries or keys whose heads have `width` elements, of which the first
-    `rotated` are rotated. ark rotates whole heads, in pairs. In the new order, the rotated elements
-    form the first pairs of a head, and the other elements form the last pairs.
+    `rotated` are rotated. ark rotates whole heads, in pairs of elements, with an angle of 0 for
+    elements that are not rotated. In the new order, the rotated elements form the first pairs of a
+    head, and the other elements form the last pairs.
     """
     half, rest = rotated // 2, (width - rotated) // 2
     order = [*range(half), *range(rotated, rotated + rest)]

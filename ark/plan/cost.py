@@ -46,7 +46,9 @@ Place = tuple[int, int]  # processor, position
 
 @dataclass(frozen=True)
 class Span:
-    """The predicted time of a task, in microseconds from the phase's start."""
+    """When a task is predicted to begin and to end, in microseconds from the beginning of its phase
+    (ark.plan.types.Phase: the tasks of one iteration, such as of a prompt or of a token).
+    """
 
     processor: int
     position: int

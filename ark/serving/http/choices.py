@@ -229,5 +229,7 @@ def check_common(asked: CompletionRequest | ChatRequest, model: ServedModel) -> 
     model.check_tokens(asked.stop_token_ids or (), "stop_token_ids")
     if asked.stream_options is not None and not asked.stream:
         raise ApiError(
-            400, "stream_options needs stream to be true; omit it", param="stream_options"
+            400,
+            "stream_options needs stream to be true; set stream, or omit stream_options",
+            param="stream_options",
         )
