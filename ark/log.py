@@ -97,11 +97,14 @@ def timed(step: str) -> Iterator[None]:
 
 
 @contextmanager
-def slow(step: str) -> Iterator[None]:
-    """A context that logs that the step continues, if its block takes longer than a few seconds."""
+def slow(step: str, aloud: bool = True) -> Iterator[None]:
+    """A context that logs that the step continues, if its block takes longer than a few seconds.
+    aloud: False to log nothing, for ranks but the first.
+    """
     timer = Timer(PATIENCE_S, warn, (f"{step}; this goes on",))
     timer.daemon = True
-    timer.start()
+    if aloud:
+        timer.start()
     try:
         yield
     finally:

@@ -10,8 +10,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from rich.table import Table
-
 from ark.backend import registry
 from ark.backend.protocol import PredictingBackend
 from ark.cli import (
@@ -45,6 +43,7 @@ from ark.cli.parser import (
     option,
     positive,
 )
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import DataType, by_name
 from ark.models.build import Shape
@@ -317,7 +316,7 @@ def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
         console.print(note, style="yellow")
     several = f"{figures.batch} sequences, " if figures.batch > 1 else ""
     title = f"decode on {name}, {several}variant {figures.variant}"
-    table = Table(title=title, show_header=False)
+    table = FigureTable(title, ("", ""), left=2)
     for row in figures.contexts:
         _show_context(table, row, figures)
     for prompt in figures.prompts:
@@ -347,7 +346,7 @@ def show(figures: Figures, name: str, notes: tuple[str, ...]) -> None:
     console.print(table)
 
 
-def _show_context(table: Table, row: ContextFigures, figures: Figures) -> None:
+def _show_context(table: FigureTable, row: ContextFigures, figures: Figures) -> None:
     low, high = min(row.runs) * 1e6, max(row.runs) * 1e6
     each = " of each sequence" if figures.batch > 1 else ""
     table.add_row(

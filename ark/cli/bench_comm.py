@@ -7,13 +7,11 @@ import dataclasses
 import sys
 
 from rich.console import Console
-from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, Probe
 from ark.cli.common import (
     device_index,
-    figure_table,
     output,
     to_be_started,
     write_file,
@@ -26,6 +24,7 @@ from ark.cli.measure.comm_overlap import OVERLAPS, OverlapFigures, measure_overl
 from ark.cli.measure.comm_peer import ALONE, GRAPH, CommCase, Peer
 from ark.cli.measure.results import Figure, figure, results
 from ark.cli.parser import SVG, Subparsers, add_backend, add_figures, add_repeats, option, positive
+from ark.cli.tables import FigureTable
 from ark.collective.synthesis import algorithms
 from ark.collective.topology import Topology, full_mesh, load
 from ark.errors import InvalidUsageError
@@ -154,7 +153,10 @@ def run(args: argparse.Namespace) -> int:
         device = backend.open(index)
         try:
             peer = Peer(args.vs, job, device) if args.vs else None
-            for case in cases:
+            for number, case in enumerate(cases, 1):
+                if rank_info.rank == 0:
+                    label = f"{case.collective} of {case.nbytes} bytes, {case.algorithm}"
+                    print(f"{number} of {len(cases)}: {label}", file=sys.stderr, flush=True)
                 rows.append(measure(case, job, backend, device, peer))
             if peer is not None:
                 peer.close()
@@ -238,16 +240,16 @@ def _fused(args: argparse.Namespace, backend: Backend, probe: Probe, ranks: Rank
         return 0
     console = _console(probe.notes)
     if overlaps:
-        console.print(_overlap_table(name, overlaps))
+        console.print(overlap_table(name, overlaps))
     if norms:
         console.print(_norm_table(name, norms))
     return 0
 
 
-def _norm_table(name: str, rows: list[NormFigures]) -> Table:
+def _norm_table(name: str, rows: list[NormFigures]) -> FigureTable:
     title = f"all_reduce, residual and rmsnorm, {rows[0].ranks} ranks, {name}; the slowest rank's"
     heads = ("rows", "columns", "type", "sum us", "op by op us", "as one us", "wrong")
-    table = figure_table(title, heads, left=0)
+    table = FigureTable(title, heads, left=3)
     for r in rows:
         times = (f"{t * 1e6:.2f}" for t in (r.sum_seconds, r.apart_seconds, r.seconds))
         table.add_row(str(r.rows), str(r.columns), r.dtype, *times, str(r.wrong))
@@ -261,10 +263,10 @@ def _console(notes: tuple[str, ...]) -> Console:
     return console
 
 
-def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
+def overlap_table(name: str, rows: list[OverlapFigures]) -> FigureTable:
     title = f"a product and its collective, {rows[0].ranks} ranks, {name}; the slowest rank's time"
     heads = ("collective", "shape", "type", "engine", "product us", "collective us", "apart us")
-    table = figure_table(title, (*heads, "as one us", "hidden", "wrong"))
+    table = FigureTable(title, (*heads, "as one us", "hidden", "wrong"), left=4)
     for r in rows:
         times = (r.product_seconds, r.collective_seconds, r.apart_seconds, r.seconds)
         cells = [r.collective, r.shape, r.dtype, r.engine, *(f"{t * 1e6:.2f}" for t in times)]
@@ -274,12 +276,13 @@ def _overlap_table(name: str, rows: list[OverlapFigures]) -> Table:
 
 def show(name: str, notes: tuple[str, ...], rows: list[CommFigures], peer: str | None) -> None:
     console = _console(notes)
-    heads = ["collective", "bytes", "elements", "type", "algorithm", "us", "algbw", "busbw"]
+    heads = ["collective", "bytes", "elements", "type", "algorithm"]
+    heads += ["us", "algbw GB/s", "busbw GB/s"]
     predicted = rows[0].predicted_seconds is not None
     more = ("predicted us", "predicted / us") if predicted else ()
     heads += ["wrong", *more, *((f"{peer} us", f"{peer} / ark") if peer else ())]
     title = f"{rows[0].way}, {rows[0].ranks} ranks, {name}; the slowest rank's time"
-    table = figure_table(title, heads)
+    table = FigureTable(title, heads, left=5)
     for r in rows:
         cells = [r.collective, str(r.nbytes), str(r.elements), r.dtype, r.algorithm]
         cells += [f"{r.seconds * 1e6:.2f}", f"{r.algbw_gbps:.2f}", f"{r.busbw_gbps:.2f}"]

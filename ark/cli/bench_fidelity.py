@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 
 from ark.backend import registry
 from ark.cli.bench_ops import chosen as named
-from ark.cli.common import check_device, figure_table, output, write_results
+from ark.cli.common import check_device, output, write_results
 from ark.cli.measure.predicted import (
     FITTED,
     MEAN_GOAL,
@@ -20,6 +21,7 @@ from ark.cli.measure.predicted import (
 from ark.cli.measure.results import Figure, figure, results
 from ark.cli.measure.turn import Turn
 from ark.cli.parser import Subparsers, add_measurement
+from ark.cli.tables import FigureTable
 
 PEER = "cost model"
 
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         rows: list[Fidelity] = []
         for row in compare(listed, backend, device, args.repeats, Turn(args.turn)):
             rows.append(row)
+            done = f"{len(rows)} of {len(listed)} measured: {row.name}"
+            print(done, file=sys.stderr, flush=True)
             write_results(args.json, empty.holding(map(_figure, rows)), done=False)
     if args.json != "-":
         _show(rows, f"{backend.name} {machine.name}; costs: {machine.costs.source}")
@@ -65,7 +69,7 @@ def _figure(row: Fidelity) -> Figure:
 
 
 def _show(rows: list[Fidelity], title: str) -> None:
-    table = figure_table(title, ("program", "predicted us", "measured us", "off"))
+    table = FigureTable(title, ("program", "predicted us", "measured us", "off"))
     for row in rows:
         if row.error:
             table.add_row(row.name, "", "", row.error)

@@ -8,9 +8,6 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
 from ark.cli.bench_torch import add_networks, check_names, measure_each
 from ark.cli.common import output
 from ark.cli.measure.onnx_files import FILES
@@ -19,6 +16,7 @@ from ark.cli.measure.results import Figure
 from ark.cli.measure.turn import Turn
 from ark.cli.measure.whole_models import MODELS, TRAINING
 from ark.cli.parser import Subparsers, flag
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError
 
 if TYPE_CHECKING:
@@ -80,13 +78,10 @@ def _measure(
         return onnx_models.measure(name, repeats, peer)
 
 
-def table(title: str, peer: str, rows: Sequence[Figure]) -> Table:
-    """A table, at most 80 columns wide, with a line for each measured model."""
-    lines = Table(title=title, box=box.SIMPLE_HEAD, padding=0)
-    lines.add_column("model", overflow="fold", min_width=20)
-    heads = ["ark", "kernel", "built", "MB", "error"]
-    for head in [*heads, *(["peer", "built", "ratio"] if peer else [])]:
-        lines.add_column(head, justify="right", overflow="fold")
+def table(title: str, peer: str, rows: Sequence[Figure]) -> FigureTable:
+    """A table with a row for each measured model."""
+    heads = ["model", "ark", "kernel", "built", "MB", "error"]
+    lines = FigureTable(title, [*heads, *(["peer", "built", "ratio"] if peer else [])])
     for row in rows:
         if row.us is not None:
             lines.add_row(*_cells(row))

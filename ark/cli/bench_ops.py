@@ -9,8 +9,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from rich.table import Table
-
 from ark.backend import registry
 from ark.backend.protocol import InspectedBackend
 from ark.cli.common import check_device, output, write_file, write_results
@@ -23,6 +21,7 @@ from ark.cli.measure.results import Figure, figure, results
 from ark.cli.measure.sweep.cases import SWEEP
 from ark.cli.measure.turn import Turn
 from ark.cli.parser import SVG, Subparsers, add_measurement, flag, option
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError, SystemError
 from ark.machine import Machine
 
@@ -153,9 +152,8 @@ def _inspect(args: argparse.Namespace) -> int:
         "registers",
         "spilled",
     )
-    table = Table(
-        *heads, title=f"matrix loops on {args.isa}: compiled; bank conflicts of an emulated tile"
-    )
+    title = f"matrix loops on {args.isa}: compiled; bank conflicts of an emulated tile"
+    table = FigureTable(title, heads)
     for name, row in rows.items():
         kinds = sorted(row.instructions.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{count} {kind}" for kind, count in kinds)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ark.backend import registry
-from ark.cli.common import device_index, figure_table, output, share, to_be_started, write_results
+from ark.cli.common import device_index, output, share, to_be_started, write_results
 from ark.cli.measure.parallel import ParallelCase, ParallelFigures, measure
 from ark.cli.measure.results import Figure, figure, results
 from ark.cli.parser import (
@@ -20,6 +20,7 @@ from ark.cli.parser import (
     option,
     positive,
 )
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import by_name
 from ark.models.checkpoint import Checkpoint
@@ -106,7 +107,7 @@ def show(device: str, rows: list[ParallelFigures]) -> None:
     console = output()
     title = f"a step of {rows[0].batch} x {rows[0].sequence} tokens, {device}"
     heads = ("plan", "ranks", "predicted us", "measured us", "measured / predicted")
-    table = figure_table(title, heads)
+    table = FigureTable(title, heads)
     for row in rows:
         times = f"{row.predicted_us:.1f}", f"{row.measured_us:.1f}", f"{row.ratio:.3f}"
         table.add_row(row.plan, str(row.ranks), *times)

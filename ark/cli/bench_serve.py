@@ -12,8 +12,6 @@ import platform
 from collections.abc import Iterable
 from typing import Any
 
-from rich.table import Table
-
 from ark.backend import registry
 from ark.cli.common import errors, output, visible, write_file, write_results
 from ark.cli.measure.own_server import own_server
@@ -22,6 +20,7 @@ from ark.cli.measure.serve import Summary, Target, asks, first_model, load, summ
 from ark.cli.measure.serve_chart import curves
 from ark.cli.measure.turn import Turn
 from ark.cli.parser import Subparsers, add_backend, add_figures, add_turn, flag, option, positive
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError
 
 MEASURED = {
@@ -192,7 +191,7 @@ def show(measured: Iterable[Summary], target: Target) -> None:
     for one in measured:
         arrive = "all at once" if math.isinf(one.rate) else f"{one.rate:g} a second"
         title = visible(f"{target.model} at {target.url}: {one.requests} requests, {arrive}")
-        table = Table("", "p50", "p90", "p99", title=title)
+        table = FigureTable(title, ("", "p50", "p90", "p99"))
         for label, times in SHOWN.items():
             values = getattr(one, times)
             table.add_row(label, *(f"{values[p] * 1e3:.1f} ms" if values else "-" for p in values))

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
 import ark
 from ark.backend import registry
 from ark.cli.common import output, write_results
@@ -20,6 +18,7 @@ from ark.cli.measure.peer import import_torch, torch_device
 from ark.cli.measure.results import Figure, Results, figure, read, results
 from ark.cli.measure.turn import Turn
 from ark.cli.parser import Subparsers, add_measurement, option
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError
 from ark.runtime import session
 
@@ -60,13 +59,23 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json == "-":
         return 0
-    title = f"torch.compile on {measured.device}, microseconds a call"
-    heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
-    table = Table(*heads, "inductor", "waited for", "inductor / ark", title=title)
-    for row in measured.rows:
-        table.add_row(*_cells(row))
-    output().print(table)
+    show(measured.device, peer, measured.rows)
     return 0
+
+
+def show(device: str, peer: str, rows: Sequence[ModuleFigures]) -> None:
+    """Prints a table, and the errors of what could not be measured."""
+    title = f"torch.compile on {device}, microseconds a call"
+    heads = ("network", "ark", "waited for", "host", "kernel", "kernels", "distance", "torch")
+    table = FigureTable(title, (*heads, *((peer, "waited for", f"{peer} / ark") if peer else ())))
+    for row in rows:
+        if not row.error:
+            table.add_row(*_cells(row))
+    if table.rows:
+        output().print(table)
+    for row in rows:
+        for error in filter(None, (row.error, row.peer_error)):
+            print(f"{row.name}: {error}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,11 +119,10 @@ def measure_each(
     empty = results(probe, args.device, machine, args.words, [])
     kept = _kept(args.json, empty, args.vs or "") if resume else []
     done, rows = {f.figure for f in kept}, []
-    for name in args.names or names:
-        if f"torch/{name}{suffix}" in done:
-            continue
+    left = [n for n in args.names or names if f"torch/{n}{suffix}" not in done]
+    for number, name in enumerate(left, 1):
+        print(f"{number} of {len(left)}: {name}", file=sys.stderr, flush=True)
         rows.append(measure(name, place))
-        print("  ".join(_cells(rows[-1])), file=sys.stderr, flush=True)
         kept.append(figures_of(rows[-1], args.vs or "inductor"))
         write_results(args.json, empty.holding(kept), done=False)
     write_results(args.json, empty.holding(kept))
@@ -149,11 +157,9 @@ def figures_of(row: ModuleFigures, peer: str = "inductor") -> Figure:
 
 
 def _cells(row: ModuleFigures) -> list[str]:
-    if row.error:
-        return [row.name, row.error]
     times = [f"{t * 1e6:.1f}" for t in (row.call, row.latency, row.host, row.kernel)]
     cells = [row.name, *times, str(row.kernels), f"{row.distance:.1e}", f"{row.eager * 1e6:.1f}"]
     if row.peer:
         peer = [f"{t * 1e6:.1f}" for t in (row.peer, row.peer_latency)]
         cells += [*peer, f"{row.peer / row.call:.2f}"]
-    return cells + ([row.peer_error] if row.peer_error else [])
+    return cells

@@ -10,14 +10,13 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 
 from ark.backend import registry
 from ark.backend.protocol import Backend, Probe
@@ -101,16 +100,6 @@ def device_index(asked: int | None, rank_info: RankInfo, devices: int) -> int:
     on this host.
     """
     return rank_info.local_rank % devices if asked is None else asked
-
-
-def figure_table(title: str, heads: Iterable[str], left: int = 1) -> Table:
-    """A table of figures. left: the number of first columns that are texts; the columns after them
-    are aligned to the right.
-    """
-    table = Table(title=title)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place < left else "right")
-    return table
 
 
 def check_device(index: int, backend: str, devices: int) -> None:

@@ -51,7 +51,7 @@ EXAMPLES = {
         "ark bench models --vs inductor --json models.json --resume",
     ),
     "cache": ("ark cache", "ark cache clear"),
-    "completion": ("ark completion bash > ~/.local/share/bash-completion/completions/ark",),
+    "completion": ("ark completion bash >> ~/.bashrc",),
     "layout": ("ark layout --shape 64x64 --from R1V4D1,1 --to R4V1D1,1",),
     "parallelize": (
         "ark parallelize llama-3.1-8b --mesh 2x4 --machine h100",

@@ -11,13 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rich.table import Table
-
 from ark._version import __version__
 from ark.backend import machine_files, registry
 from ark.backend.protocol import Probe
 from ark.cli.common import output
 from ark.cli.parser import Subparsers, flag, option
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError, SystemError
 from ark.runtime import cache
 
@@ -98,7 +97,7 @@ def as_json(probes: Mapping[str, Probe]) -> dict[str, Any]:
 def show(probes: Mapping[str, Probe]) -> None:
     console = output()
     console.print(f"ark {__version__}, Python {platform.python_version()}")
-    table = Table("backend", "device", "architecture", "memory", header_style="bold")
+    table = FigureTable("", ("backend", "device", "architecture", "memory"), left=3)
     for name, probe in probes.items():
         for d in probe.devices:
             size = f"{d.memory_bytes / 1e9:.0f} GB"

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from ark import log
 from ark.backend import machine_files
 from ark.cli.common import from_script, write_file
 from ark.cli.parser import Subparsers, flag, option, positive
@@ -107,9 +108,11 @@ def run(args: argparse.Namespace) -> int:
     names = tuple(args.plan.split(","))
     if names == ("auto",):
         keep = mesh if args.keep_mesh else None
-        prediction, _ = best(splits, math.prod(mesh), target, work, memory, keep)
+        with log.slow("comparing plans"):
+            prediction, _ = best(splits, math.prod(mesh), target, work, memory, keep)
     else:
-        prediction = predict(splits, mesh, names, target, work, memory)
+        with log.slow(f"predicting {args.plan}"):
+            prediction = predict(splits, mesh, names, target, work, memory)
     if args.html:
         from ark.parallel.page import render_page
 

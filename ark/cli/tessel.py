@@ -10,6 +10,7 @@ import dataclasses
 import json
 from typing import Any
 
+from ark import log
 from ark.cli.common import read_file, visible
 from ark.cli.parser import Subparsers, flag, option, positive
 from ark.parallel.pipeline import SHAPES, Placement, Schedule, shape, tessel
@@ -44,7 +45,8 @@ def _tessel(args: argparse.Namespace) -> int:
         placement = shape(args.placement, *sizes, inference=args.inference)
     else:
         placement = Placement.from_json(read_file(args.placement, "a placement"))
-    schedule = tessel(placement, args.memory, args.micro_batches, args.time_limit)
+    with log.slow("searching a schedule"):
+        schedule = tessel(placement, args.memory, args.micro_batches, args.time_limit)
     if args.json:
         print(json.dumps(_object(schedule)))
         return 0

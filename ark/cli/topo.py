@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.table import Table
-
+from ark import log
 from ark.cli import topo_arguments, topo_measure
 from ark.cli.common import output, write_file
 from ark.cli.parser import Subparsers, flag
+from ark.cli.tables import FigureTable
 from ark.cli.topo_inputs import named_counts, named_network, named_program, with_costs
 from ark.collective.bounds import least_us
 from ark.collective.forestcoll import Optimum, optimal
@@ -74,16 +74,6 @@ def register(subparsers: Subparsers) -> None:
         topo_arguments.add_arguments(command, name)
 
 
-def _table(title: str, *columns: str, left: int = 1) -> Table:
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        name = index < left
-        table.add_column(
-            column, justify="left" if name else "right", overflow="fold" if name else "ellipsis"
-        )
-    return table
-
-
 def _show(args: argparse.Namespace) -> int:
     topology = named_network(args)
     if args.json:
@@ -95,12 +85,9 @@ def _show(args: argparse.Namespace) -> int:
         (kinds[link.src], kinds[link.dst], link.bandwidth, link.latency_us)
         for link in topology.links
     )
-    table = _table(
-        f"{topology.name}: {len(topology.ranks)} ranks, {len(topology.switches)} switches, "
-        f"{len(topology.links)} links",
-        *("from", "to", "links", "GB/s", "latency us"),
-        left=2,
-    )
+    title = f"{topology.name}: {len(topology.ranks)} ranks, {len(topology.switches)} switches, "
+    title += f"{len(topology.links)} links"
+    table = FigureTable(title, ("from", "to", "links", "GB/s", "latency us"), left=2)
     for (src, dst, bandwidth, latency), count in equal.items():
         table.add_row(src, dst, str(count), str(bandwidth), f"{latency:g}")
     output(highlight=False).print(table)
@@ -110,12 +97,14 @@ def _show(args: argparse.Namespace) -> int:
 def _optimal(args: argparse.Namespace) -> int:
     topology = named_network(args)
     roots = None if args.root is None else {_rank(topology, args.root): 1}
-    best = optimal(topology, args.k, roots)
+    with log.slow(f"computing the optimum of {topology.name}"):
+        best = optimal(topology, args.k, roots)
     if args.json:
         print(json.dumps(optimum_json(best)))
         return 0
     inside = [rank for rank in topology.ranks if rank in best.cut]
-    table = _table(f"{topology.name}: {'all-gather' if roots is None else 'broadcast'}", "", "")
+    title = f"{topology.name}: {'all-gather' if roots is None else 'broadcast'}"
+    table = FigureTable(title, ("", ""))
     table.add_row("1/x* (s per GB and root)", str(best.lower_bound))
     table.add_row(f"1/x with k = {best.k}", f"{best.inv_x}{' (optimal)' if best.exact else ''}")
     table.add_row("trees a root (k)", str(best.k))
@@ -169,7 +158,8 @@ def _simulate(args: argparse.Namespace) -> int:
         program, result = _tuned(program, topology, size)
     else:
         result = simulate(program, topology, size)
-    table = _table(f"{program.name} on {topology.name}, {args.size} bytes (predicted)", "", "")
+    on = "" if program.name.endswith(f" on {topology.name}") else f" on {topology.name}"
+    table = FigureTable(f"{program.name}{on}, {args.size} bytes (predicted)", ("", ""))
     table.add_row("time, us", f"{result.time_us:.1f}")
     table.add_row("algbw, GB/s", f"{result.algbw:.1f}")
     bound = _bound(args, topology, program.collective.value, size, program.counts)
@@ -192,15 +182,15 @@ def _compare(args: argparse.Namespace) -> int:
     title = f"{args.collective} of {args.size} bytes on {topology.name} (predicted)"
     if bound:
         title += f"; the optimum without latency is {bound:.1f} us"
-    table = _table(
-        title, "algorithm", "time us", "algbw GB/s", "optimum", "steps", "puts", "pieces"
-    )
+    heads = ("algorithm", "time us", "algbw GB/s", "optimum", "steps", "puts", "pieces")
+    table = FigureTable(title, heads)
     runs, failures = [], []
     missing: SystemError | None = None
     left = _MOST_COMPARED
     for name, k in _candidates(args, topology):
         try:
-            best, operations_made = _best(args, topology, name, k, size, left)
+            with log.slow(f"synthesising and simulating {name} for {topology.name}"):
+                best, operations_made = _best(args, topology, name, k, size, left)
             runs.append(best)
             left = max(0, left - operations_made)
         except REFUSALS as error:
@@ -291,7 +281,8 @@ def _tuned(
     """
     if program.reduction is not None and not REDUCTIONS[program.reduction].elementwise:
         return program, simulate(program, topology, size)
-    return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
+    with log.slow(f"simulating {program.name}"):
+        return tune_pieces(program, topology, size, most_operations=_MOST_OPERATIONS)
 
 
 def _bound(

@@ -8,6 +8,7 @@ import argparse
 import re
 from dataclasses import replace
 
+from ark import log
 from ark.cli.common import read_file
 from ark.collective.programs import CollectiveProgram, Counts, read_program
 from ark.collective.synthesis import synthesize
@@ -80,22 +81,23 @@ def named_program(args: argparse.Namespace, topology: Topology) -> CollectivePro
         _agrees(args, program)
         args.root = program.root
         return program
-    return synthesize(
-        topology,
-        args.collective or "all_gather",
-        args.algorithm or "forestcoll",
-        k=args.k,
-        root=args.root,
-        reduction=args.reduction,
-        counts=named_counts(args),
-        pieces=1 if args.pieces is None else args.pieces,
-        window=args.window,
-        sketch=None
-        if args.sketch is None
-        else Sketch.from_json(read_file(args.sketch, "a sketch")),
-        size_bytes=parse_size(args.size),
-        time_limit_s=args.time_limit,
-    )
+    algorithm = args.algorithm or "forestcoll"
+    sketch = None if args.sketch is None else Sketch.from_json(read_file(args.sketch, "a sketch"))
+    with log.slow(f"synthesising {algorithm} for {topology.name}"):
+        return synthesize(
+            topology,
+            args.collective or "all_gather",
+            algorithm,
+            k=args.k,
+            root=args.root,
+            reduction=args.reduction,
+            counts=named_counts(args),
+            pieces=1 if args.pieces is None else args.pieces,
+            window=args.window,
+            sketch=sketch,
+            size_bytes=parse_size(args.size),
+            time_limit_s=args.time_limit,
+        )
 
 
 def named_counts(args: argparse.Namespace) -> Counts | None:

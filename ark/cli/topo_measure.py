@@ -8,6 +8,7 @@ import argparse
 import itertools
 import sys
 
+from ark import log
 from ark.backend import registry
 from ark.cli.common import to_be_started, write_file
 from ark.cli.measure.comm_links import measure_pairs
@@ -57,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     with Bootstrap.from_environment(rank_info=info) as job:
         device = backend.open(info.rank % len(probe.devices))
         try:
-            pairs = measure_pairs(job, backend, device, args.repeats)
+            with log.slow("measuring the pairs of ranks", aloud=info.rank == 0):
+                pairs = measure_pairs(job, backend, device, args.repeats)
         finally:
             device.close()
     if info.rank == 0:

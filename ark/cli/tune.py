@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-from rich.table import Table
 
 from ark.backend import registry
 from ark.cli import tune_comm
@@ -19,6 +18,7 @@ from ark.cli.measure.tune import Product, products, tune
 from ark.cli.parser import DIM, Subparsers, add_backend, add_device, flag, option, positive
 from ark.cli.plan import read_plans
 from ark.cli.run import dimensions
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError, UnsupportedError
 from ark.lower.cuts import Cut
 from ark.lower.pipeline import plan as make_plan
@@ -131,7 +131,7 @@ def _onnx(path: str, dims: list[str], machine: Machine) -> Plan:
 
 def _show(device: str, choices: dict[str, Choice], names: dict[str, str]) -> None:
     heads = ("product", "rows x columns, parts", "us", "the usual cut, us", "gain")
-    table = Table(*heads, title=f"cuts of products on {device}")
+    table = FigureTable(f"cuts of products on {device}", heads, left=2)
     for key, choice in choices.items():
         rows, columns, parts = choice.cut
         table.add_row(

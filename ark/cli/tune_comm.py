@@ -7,14 +7,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.table import Table
-
 from ark.backend import registry
 from ark.cli.bench_comm import sizes
 from ark.cli.common import device_index, output, to_be_started
 from ark.cli.measure.comm import COLLECTIVES
 from ark.cli.measure.tune_comm import Tell, tune
 from ark.cli.parser import flag, option, positive
+from ark.cli.tables import FigureTable
 from ark.errors import InvalidUsageError
 from ark.ir.dtype import fp32
 from ark.runtime import tuned_collectives as tuned
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             if args.forget:
                 tuned.KEPT.forget(device.machine)
             if args.show:
-                _show(f"{backend.name} {device.machine.name}", tuned.KEPT.load(device.machine))
+                show(f"{backend.name} {device.machine.name}", tuned.KEPT.load(device.machine))
         finally:
             device.close()
         return 0
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
             others = (e for e in table.get(key, ()) if e.nbytes not in measured)
             table[key] = sorted([*entries, *others], key=lambda e: e.nbytes)
         tuned.KEPT.store(machine, table)
-        _show(f"{backend.name} {machine.name}", measurements)
+        show(f"{backend.name} {machine.name}", measurements)
     return 0
 
 
@@ -93,9 +92,9 @@ def _tell(collective: str, nbytes: int, aloud: bool) -> Tell:
     return tell
 
 
-def _show(device: str, measurements: tuned.Table) -> None:
+def show(device: str, measurements: tuned.Table) -> None:
     heads = ("collective", "ranks", "bytes", "algorithm", "engine", "us", "the usual, us", "gain")
-    table = Table(*heads, title=f"collectives on {device}")
+    table = FigureTable(f"collectives on {device}", heads, left=5)
     for key, entries in sorted(measurements.items()):
         name, _, world = key.rpartition(".")
         for e in sorted(entries, key=lambda e: e.nbytes):

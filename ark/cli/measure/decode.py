@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ark import log
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.backend.registry import FALLBACK
@@ -175,7 +176,9 @@ def decode(
     target, turn = machine or device.machine, turn or Turn()
     start = time.perf_counter()
     measured = tuned_collectives.options(target, shape.world_size, ranks)
-    plan = plans(shape, target, {**measured, **(options or {})} or None)[shape.rank]
+    aloud = shape.rank == 0
+    with log.slow("planning the decoder", aloud):
+        plan = plans(shape, target, {**measured, **(options or {})} or None)[shape.rank]
     planned = time.perf_counter()
     compiled = turn.compile(plan, backend, device)
     build_s = time.perf_counter() - planned
@@ -196,18 +199,23 @@ def decode(
                 read_bandwidth=ceiling,
             )
             compares = bool(peers) or check
-            beside = _load(executor, plan, shape, checkpoint, accelerated if compares else None)
-            fill_caches(executor, plan)
+            with log.slow("writing weights and caches to the device", aloud):
+                beside = _load(executor, plan, shape, checkpoint, accelerated if compares else None)
+                fill_caches(executor, plan)
             for context in contexts:
-                row = _measure(executor, shape, context, tokens, repeats, warm_up)
+                with log.slow(f"measuring {tokens} tokens from position {context} on", aloud):
+                    row = _measure(executor, shape, context, tokens, repeats, warm_up)
                 if beside_one and tokens > 1:
                     one, _ = _run(executor, shape, _text(context + 1), 1)
                     row.further = (row.per_token * tokens - one) / (tokens - 1)
                 figures.contexts.append(row)
             for length in prompts:
-                figures.prompts.append(_measure_prompt(executor, shape, length, repeats, warm_up))
+                with log.slow(f"measuring prompts of {length} tokens", aloud):
+                    prompt = _measure_prompt(executor, shape, length, repeats, warm_up)
+                figures.prompts.append(prompt)
             if beside is not None:
-                _compare(figures, executor, shape, beside, tokens, peers, accelerated)
+                with log.slow("comparing with torch", aloud):
+                    _compare(figures, executor, shape, beside, tokens, peers, accelerated)
     return figures
 
 

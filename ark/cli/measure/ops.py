@@ -267,7 +267,7 @@ def _run(
             peer_errors[name] = ": ".join(filter(None, (type(error).__name__, first)))
             continue
         want = answer.reshape(ours.shape)
-        apart = float(np.linalg.norm(ours - want) / max(1e-30, np.linalg.norm(want)))
+        apart = _norm(ours - want) / max(1e-30, _norm(want))
         if name:
             others[name] = peer_seconds, apart
         else:
@@ -286,6 +286,12 @@ def _run(
         others=others,
         peer_errors=peer_errors,
     )
+
+
+def _norm(values: np.ndarray) -> float:
+    """The norm of an array, also where squares of its numbers exceed fp32."""
+    most = float(np.abs(values).max(initial=0.0))
+    return most * float(np.linalg.norm(values / most)) if 0 < most < np.inf else most
 
 
 def input_type(case: OpCase, index: int) -> DataType:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import ark
+from ark import log
 from ark.backend.devices import Device
 from ark.backend.protocol import Backend
 from ark.cli.measure.decode import random_weights
@@ -165,19 +166,23 @@ def measure(
     case: ParallelCase, job: Bootstrap, backend: Backend, device: Device, machine: Machine
 ) -> ParallelFigures:
     """Runs a step several times on all ranks; returns the same figures on each."""
-    prediction = predicted(case, job.world_size, machine)
-    plans = plan_ranks(graphs(case, job.world_size, machine, prediction), machine)
-    verify(plans)
+    aloud = job.rank == 0
+    with log.slow(f"planning {case.plan} for {job.world_size} ranks", aloud):
+        prediction = predicted(case, job.world_size, machine)
+        plans = plan_ranks(graphs(case, job.world_size, machine, prediction), machine)
+        verify(plans)
     plan = plans[job.rank]
     with Executor(plan, backend, device, ranks=job) as executor:
-        for name, array in random_weights(plan, case.config):
-            executor.write(name, array)
+        with log.slow("writing weights to the devices", aloud):
+            for name, array in random_weights(plan, case.config):
+                executor.write(name, array)
         own = []
-        for _ in range(case.repeats + 1):  # the first run is not counted
-            job.barrier("a repeat")
-            run = executor.start(1)
-            run.wait(600.0)
-            own.append(run.elapsed_ms() * 1e3)
+        with log.slow(f"measuring {case.repeats + 1} steps of {case.plan}", aloud):
+            for _ in range(case.repeats + 1):  # the first run is not counted
+                job.barrier("a repeat")
+                run = executor.start(1)
+                run.wait(600.0)
+                own.append(run.elapsed_ms() * 1e3)
         del own[0]
         times_of = [json.loads(s) for s in job.all_gather(json.dumps(own).encode())]
     runs = tuple(max(times) for times in zip(*times_of, strict=True))

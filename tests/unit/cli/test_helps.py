@@ -128,7 +128,7 @@ def test_every_command_has_an_example_in_its_help() -> None:
     ("name", "line"), [(name, line) for name, lines in EXAMPLES.items() for line in lines]
 )
 def test_examples_are_commands_that_parse(name: str, line: str) -> None:
-    program, *words = shlex.split(line.split(" > ")[0])
+    program, *words = shlex.split(re.split(" >>? ", line)[0])
     assert program == "ark" and words[: len(name.split())] == name.split()
     LEAVES[name].parse_args(words[len(name.split()) :])
 
@@ -146,7 +146,7 @@ def test_the_first_example_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    words = shlex.split(EXAMPLES[name][0].split(" > ")[0])[1:]
+    words = shlex.split(re.split(" >>? ", EXAMPLES[name][0])[0])[1:]
     backend = ["--backend", "cpu"] if name == "generate" else []
     assert main([*words, *backend]) == 0
     assert capsys.readouterr().out
