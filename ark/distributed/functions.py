@@ -41,7 +41,8 @@ def group(timeout_s: float | None = None) -> Group:
 
     timeout_s: how long a rank waits for another within a call, 10 s by default. Only the first call
     of this function can set it. The end of a rank's process is noticed earlier; the timeout is for
-    calls that some ranks do not make.
+    calls that some ranks do not make. Raises InvalidUsageError if timeout_s is out of range, or
+    differs from that of the first call.
 
     Examples:
         >>> ark.distributed.group().world_size
@@ -173,11 +174,11 @@ def run_program(
 
 
 def register(array: ArrayT) -> ArrayT:
-    """Registers an array and returns it. Later calls read and write the array, or parts of it, in
-    place.
+    """Registers an array and returns it.
 
-    array: contiguous, on the group's device, at an address that is a multiple of 16 bytes. It is
-    kept alive until `unregister`.
+    Later calls read and write the array, or parts of it, in place. array: contiguous, on the
+    group's device, at an address that is a multiple of 16 bytes. It is kept alive until
+    `unregister`.
 
     Examples:
         >>> memory = ark.distributed.register(np.zeros(8))

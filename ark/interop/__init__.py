@@ -93,7 +93,8 @@ def training_model(
     """Returns a torch module whose call trains for options.device_iterations steps in one launch.
 
     The last result of `module` must be the loss. optimizer: torch's SGD, Adam or AdamW over the
-    module's parameters. options: an ark.torch.Options. Raises SystemError if torch is missing.
+    module's parameters; InvalidUsageError is raised for another type. options: an
+    ark.torch.Options. Raises SystemError if torch is missing.
 
     Examples:
         >>> class Loss(torch.nn.Module):

@@ -50,6 +50,8 @@ def bitwise_xor(input: TensorLike, other: Operand, output: Output = None, name: 
 def bitwise_not(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """Bitwise ~input: inverts every bit of each element. The input has an integer type.
 
+    Raises ModelError for another type.
+
     Examples:
         >>> ark.bitwise_not(torch.tensor([0, 5, -1], dtype=torch.int32)).eval()
         tensor([-1, -6,  0], dtype=torch.int32)

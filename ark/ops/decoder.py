@@ -48,7 +48,8 @@ def rotary_embedding(
     Pair i of row r is rotated by (position + r) * frequencies[i], or by position[r] *
     frequencies[i] if each row has its own position. Pair i consists of the elements i and i + width
     / 2 of a head, as in Hugging Face's models. If `interleaved` is True, it consists of the
-    elements 2i and 2i + 1. The result has the input's shape and type.
+    elements 2i and 2i + 1. The result has the input's shape and type. Raises ModelError if a row is
+    not a whole number of heads.
 
     Examples:
         >>> position = torch.tensor([1], dtype=torch.int32)

@@ -258,7 +258,7 @@ def cast(input: TensorLike, dtype: DataType, output: Output = None, name: str = 
     Floats become integers by rounding towards zero, and bool by comparison with 0 (True if not 0).
     Integers that exceed the range of `dtype` wrap. fp4 gets the nearest value that it can
     represent. A cast to or from `byte` reinterprets the input's bytes; without an output it returns
-    a view of the input's memory.
+    a view of the input's memory. Raises InvalidUsageError if `dtype` is not a data type of ark.
 
     Examples:
         >>> ark.cast(torch.tensor([1.7, -1.7]), ark.int32).eval()

@@ -32,7 +32,8 @@ def resize(
     mapped to a position in the input. half_pixel is (i + 0.5) * scale - 0.5, and asymmetric is i *
     scale, where scale is input size / result size. align_corners maps indices linearly, so that the
     first and the last elements of input and result coincide. Positions outside of the input take
-    the input's nearest element. Types of 8 bits or more.
+    the input's nearest element. Types of 8 bits or more. Raises InvalidUsageError for another mode
+    or other coordinates.
 
     Examples:
         >>> x = torch.arange(3.0).reshape(1, 1, 3)
@@ -129,7 +130,7 @@ def batch_norm(
     """(input - mean) / sqrt(variance + eps) * scale + shift, with given values for each channel.
 
     Batch normalisation in inference (Ioffe and Szegedy 2015). input: (n, channels, ...); the other
-    tensors: (channels,). All have one type.
+    tensors: (channels,). All have one type. Raises ModelError for other shapes.
 
     Examples:
         >>> x = torch.arange(4.0).reshape(2, 2)
@@ -179,7 +180,8 @@ def group_norm(
 
     Wu and He 2018. input: (n, channels, spatial...), fp32, fp16 or bf16; the channels are divided
     into `groups` equal groups. scale, shift: (channels,), by default none. With one group per
-    channel this is instance normalisation (Ulyanov et al. 2016).
+    channel this is instance normalisation (Ulyanov et al. 2016). Raises ModelError if `groups` does
+    not divide the channels.
 
     Examples:
         >>> x = torch.arange(8.0).reshape(1, 4, 2)

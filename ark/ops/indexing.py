@@ -85,7 +85,8 @@ def pad(
     pads: for each dimension the numbers of elements (before, after), as in numpy.pad; a negative
     number removes elements. mode: constant (the added elements are `value`), edge (they repeat the
     outermost element), reflect (they mirror the input without repeating the outermost element) or
-    wrap (they continue periodically). Types of 8 bits or more.
+    wrap (they continue periodically). Types of 8 bits or more. Raises InvalidUsageError for another
+    mode or number of pairs.
 
     Examples:
         >>> ark.pad(torch.ones(2), [(1, 2)]).eval()
@@ -158,6 +159,8 @@ def strided_slice(
 def tile(input: TensorLike, repeats: Sequence[int], name: str = "") -> Tensor:
     """Repeats the tensor repeats[d] times along each dimension d, as numpy.tile does.
 
+    Raises InvalidUsageError unless each dimension has a number of at least 1.
+
     Examples:
         >>> ark.tile(torch.tensor([[1.0, 2.0]]), [2, 2]).eval()
         tensor([[1., 2., 1., 2.],
@@ -198,7 +201,8 @@ def concat(
     """Concatenates tensors of one type along `axis`.
 
     For 4-bit types and the last axis, all tensors except the last one must have an even size along
-    it, because two elements share a byte.
+    it, because two elements share a byte. Raises InvalidUsageError without a tensor, ModelError if
+    other dimensions differ or such a size is odd.
 
     Examples:
         >>> x = torch.ones(1, 2)

@@ -130,7 +130,8 @@ def linear(
 
     The weight has the input's type, or any floating-point type if the input is fp32; or it is
     quantised (a RowType), or an object with a method `linear` that computes the result. The default
-    name is that of the weight. tf32: as for matmul, for an input and a weight of fp32.
+    name is that of the weight. tf32: as for matmul, for an input and a weight of fp32. Raises
+    ModelError for other shapes and types.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

@@ -121,6 +121,8 @@ def logical_xor(input: TensorLike, other: Operand, output: Output = None, name: 
 def logical_not(input: TensorLike, output: Output = None, name: str = "") -> Tensor:
     """True where the input is False. Input and result are bool tensors.
 
+    Raises ModelError for another type.
+
     Examples:
         >>> ark.logical_not(torch.tensor([True, False])).eval()
         tensor([False,  True])

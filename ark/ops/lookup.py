@@ -127,7 +127,7 @@ def gather_nd(
 
     indices: (..., r), tuples of r indices, one for each of the input's first r dimensions. The
     result is (..., rest), where `rest` are the input's other dimensions. batch_dims: the number of
-    leading dimensions that input and indices have in common.
+    leading dimensions that input and indices have in common. Raises ModelError for other shapes.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)
@@ -171,7 +171,8 @@ def scatter_elements(
     reduction: `set` replaces an element by the update; `add`, `mul`, `maximum` and `minimum`
     combine both. Updates of the same element are applied in order. updates: the indices' shape and
     the input's type; indices of size 1 in a dimension other than `axis` broadcast to the updates.
-    output: may be the input itself, which is then updated in place.
+    output: may be the input itself, which is then updated in place. Raises ModelError for other
+    shapes or another reduction.
 
     Examples:
         >>> x, indices = torch.zeros(1, 3), torch.tensor([[2, 2]])
@@ -233,7 +234,7 @@ def scatter_nd(
 
     indices: (..., r), tuples of r indices, one for each of the input's first r dimensions. updates:
     (..., rest), where `rest` are the input's other dimensions. Types and reduction as for
-    scatter_elements.
+    scatter_elements. Raises ModelError for other shapes.
 
     Examples:
         >>> ark.scatter_nd(torch.zeros(3), torch.tensor([[1]]), torch.tensor([5.0])).eval()

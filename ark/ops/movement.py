@@ -85,7 +85,8 @@ def rope(input: TensorLike, other: TensorLike, output: Output = None, name: str 
 
     Elements 2i and 2i + 1 of the last dimension are the real and the imaginary part of a number;
     `other` contains cos and sin of the angle by which it is rotated. The last dimensions must be
-    equal and even; leading dimensions broadcast. fp32, fp16, bf16.
+    equal and even; leading dimensions broadcast. fp32, fp16, bf16. Raises ModelError for other
+    sizes.
 
     Examples:
         >>> ark.rope(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])).eval()

@@ -147,7 +147,8 @@ def rmsnorm(
 ) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
 
-    x is the input: fp32, fp16, bf16. weight: (columns,), of the input's type or fp32.
+    x is the input: fp32, fp16, bf16. weight: (columns,), of the input's type or fp32. Raises
+    ModelError if the weight has another shape.
 
     Examples:
         >>> x = torch.arange(6.0).reshape(2, 3)

@@ -90,7 +90,8 @@ def quantize(
     """Quantises groups of `group` neighbouring elements; returns (elements, scales).
 
     The scale of a group maps its largest magnitude to the largest value of `dtype`: int4, int8 or
-    fp4. Elements are rounded to nearest even; scales have the input's type.
+    fp4. Elements are rounded to nearest even; scales have the input's type. Raises ModelError for
+    another type, or if `group` does not divide the last dimension.
 
     Examples:
         >>> elements, scales = ark.quantize(torch.tensor([[7.0, -3.5, 1.0, 0.0]]), group=4)

@@ -170,7 +170,8 @@ def dropout(
     """Sets each element to 0 with probability `rate` and divides the others by 1 - rate.
 
     The gradient computes the same random numbers again, so it selects the same elements. Any shape;
-    fp32, fp16, bf16. seed, step: as for random_bits.
+    fp32, fp16, bf16. seed, step: as for random_bits. Raises InvalidUsageError unless `rate` is from
+    0 to below 1.
 
     Examples:
         >>> ark.dropout(torch.ones(6), rate=0.5, seed=3).eval()

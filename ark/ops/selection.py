@@ -25,7 +25,8 @@ def where(
     """input where the condition is True, elsewhere other; all three broadcast.
 
     condition: bool. input and other: tensors of one type, which has at least 8 bits; one of them
-    may be a number.
+    may be a number. Raises ModelError if the condition is not bool or the types do not fit,
+    InvalidUsageError if both values are numbers.
 
     Examples:
         >>> x = torch.tensor([-1.0, 2.0])
@@ -87,6 +88,8 @@ def clip(
 
 def iota(shape: Sequence[int], axis: int, dtype: DataType, name: str = "") -> Tensor:
     """A tensor in which each element is its index along `axis`. dtype: floating point or integer.
+
+    Raises InvalidUsageError if the axis is out of range.
 
     Examples:
         >>> ark.iota([2, 3], axis=1, dtype=ark.int32).eval()
@@ -155,7 +158,8 @@ def one_hot(
     """One-hot encoding: inserts a dimension of size `depth` with `on` at the index, else `off`.
 
     input: integers, the indices; a negative one counts from the end. For an index out of range all
-    elements are `off`. axis: the position of the new dimension in the result.
+    elements are `off`. axis: the position of the new dimension in the result. Raises ModelError for
+    another type of input, InvalidUsageError if depth or axis are out of range.
 
     Examples:
         >>> ark.one_hot(torch.tensor([2, 0]), 3, dtype=ark.fp32).eval()

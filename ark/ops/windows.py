@@ -234,7 +234,7 @@ def conv_transpose(
 
     input: (n, channels, spatial...). weight: (channels, outputs / groups, kernel...).
     output_padding: elements that are added to the end of each spatial dimension of the result.
-    Other arguments as for conv.
+    Other arguments as for conv. Raises ModelError for other shapes.
 
     Examples:
         >>> x = torch.ones(1, 1, 2)

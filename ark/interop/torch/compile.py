@@ -294,11 +294,11 @@ def _compile_backward(module: fx.GraphModule, examples: Sequence[Any]) -> Callab
 def backend(
     module: fx.GraphModule, examples: Sequence[object], **given: object
 ) -> Callable[..., object]:
-    """The backend "ark" of torch.compile. It compiles forward graphs, and backward graphs if
-    gradients are needed.
+    """The backend "ark" of torch.compile.
 
-    Raises InvalidUsageError if torch.compile is given a mode or options, which this backend does
-    not support.
+    It compiles forward graphs, and backward graphs if gradients are needed. Raises
+    InvalidUsageError if torch.compile is given a mode or options, which this backend does not
+    support.
 
     Examples:
         >>> fast = torch.compile(torch.nn.ReLU(), backend="ark")

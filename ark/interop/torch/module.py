@@ -214,5 +214,12 @@ def _writes(signature: Any) -> list[int]:
 def from_torch(
     module: torch.nn.Module, example: Sequence[object], dynamic_shapes: Shapes = None
 ) -> Module:
-    """A torch module as one kernel; see Module."""
+    """A torch module as one kernel, as `ark.from_torch`; see Module.
+
+    Examples:
+        >>> from ark.interop.torch import from_torch
+        >>> kernel = from_torch(torch.nn.ReLU(), (torch.ones(2),))
+        >>> kernel(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
+    """
     return Module(module, example, dynamic_shapes)

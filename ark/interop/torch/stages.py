@@ -23,7 +23,8 @@ def block(module: torch.nn.Module, stage: int) -> torch.nn.Module:
 
     The device's processors are divided equally among the stages. A stage's ops, gradients and
     parameter updates run on its own processors, so the batches of one iteration (see Options) are
-    in different stages at the same time.
+    in different stages at the same time. Raises InvalidUsageError unless the stage is an integer of
+    at least 0.
 
     Examples:
         >>> layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))

@@ -118,7 +118,8 @@ def recv(
 
     The form of ARK 0.5, recv(id, src_rank, bytes, output), is also accepted, for a send of that
     form. If it has no output, a new tensor of `bytes` elements of type byte is returned, which
-    ark.cast can view as another type.
+    ark.cast can view as another type. Raises InvalidUsageError if there is neither an output nor a
+    number of bytes.
 
     Examples:
         >>> with ark.use_model(ark.Model(1, 2)):

@@ -102,11 +102,12 @@ def table(shape: Sequence[int], devices: int) -> Table:
 
 
 def change(shape: Sequence[int], before: Layout, after: Layout) -> list[Step]:
-    """The steps with the least ring volume from one layout to another. If several paths have this
-    volume, the one with the fewest steps is returned.
+    """The steps with the least ring volume from one layout to another.
 
-    At the start, device i holds block i of the layout `before`. The block that a device holds at
-    the end follows from the groups of the steps.
+    If several paths have this volume, the one with the fewest steps is returned. At the start,
+    device i holds block i of the layout `before`. The block that a device holds at the end follows
+    from the groups of the steps. Raises InvalidUsageError if the layouts are of different numbers
+    of devices.
 
     Examples:
         >>> before, after = map(ark.parallel.Layout.parse, ("R1V4D1,1", "R4V1D1,1"))

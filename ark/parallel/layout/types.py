@@ -76,6 +76,7 @@ class Layout:
 
     @property
     def devices(self) -> int:
+        """The number of devices."""
         return math.prod(self.counts)
 
     def block(self, shape: Sequence[int]) -> tuple[int, ...]:

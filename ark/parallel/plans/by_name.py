@@ -33,8 +33,9 @@ stages whose parameters are updated.
 
 
 def place_of(node: Node) -> Place:
-    """The pipeline block of a node, from the first scope in its name. Raises ModelError if the
-    scope is not the name of a block.
+    """The pipeline block of a node, from the first scope in its name.
+
+    Raises ModelError if the scope is not the name of a block.
 
     Examples:
         >>> with ark.use_model(ark.Model(0, 1)) as model:

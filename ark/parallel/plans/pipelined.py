@@ -20,14 +20,13 @@ from ark.parallel.transform import ParallelGraph, Piece
 def pipelined(
     schedule: Schedule, block_of: Callable[[Node], tuple[str, int] | Sequence[int]]
 ) -> Callable[[ParallelGraph], None]:
-    """A plan for `parallelize`: each node runs on the device of its block and in the order of the
-    blocks.
+    """A plan for `parallelize` by which each node runs on the device of its block.
 
-    schedule: a schedule for as many devices as there are ranks (`ark.parallel.tessel`). block_of: a
-    function that returns the block's name and the micro-batch of a node. For a node that belongs to
-    no block (the update of a stage's parameters) it returns a list of ranks. A block on several
-    devices is computed by each device; a node that was split into as many pieces has one piece on
-    each device.
+    Nodes run in the order of the blocks. schedule: a schedule for as many devices as there are
+    ranks (`ark.parallel.tessel`). block_of: a function that returns the block's name and the
+    micro-batch of a node. For a node that belongs to no block (the update of a stage's parameters)
+    it returns a list of ranks. A block on several devices is computed by each device; a node that was
+    split into as many pieces has one piece on each device.
 
     The plan raises ModelError for a node whose block is not in the schedule, and if the order of
     the schedule contradicts the dependencies in the graph.

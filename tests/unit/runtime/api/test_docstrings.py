@@ -16,16 +16,19 @@ import pytest
 import torch
 
 import ark
+import ark.interop
+import ark.interop.torch
 import ark.models
+import ark.parallel
 from ark.models import registry
 
 ROOT = Path(__file__).resolve().parents[4]
-LATER = ("from_onnx", "from_torch", "inference_model", "training_model", "parallelize")
-FUNCTIONS = sorted(
-    name
-    for name in {*ark.__all__, *ark.ops.__all__, *LATER}
-    if inspect.isfunction(getattr(ark, name))
-)
+PACKAGES = (ark, ark.ops, ark.comm, ark.distributed, ark.interop, ark.interop.torch, ark.models)
+PACKAGES += (ark.optim, ark.parallel)
+NAMED = [(f"{p.__name__}.{name}", getattr(p, name)) for p in PACKAGES for name in p.__all__]
+# The first name of each object: ark.relu, but not also ark.ops.relu.
+PUBLIC = dict({id(value): (name, value) for name, value in NAMED[::-1]}.values())
+FUNCTIONS = sorted(name for name, value in PUBLIC.items() if inspect.isfunction(value))
 PAGE = ROOT / "docs/reference/api.md"
 ENTRIES = re.findall(r"^::: (\S+)", PAGE.read_text(), re.M)
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -44,7 +47,7 @@ def entry(name: str) -> object:
     return getattr(resolve_name(module), own)
 
 
-@pytest.mark.parametrize("name", sorted({*(f"ark.{name}" for name in FUNCTIONS), *ENTRIES}))
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS, *ENTRIES}))
 def test_the_example_of_a_function_or_class_runs(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,5 +79,39 @@ def test_an_example_with_another_output_fails() -> None:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_docstring_begins_with_a_summary_of_one_line(name: str) -> None:
-    summary, *rest = (inspect.getdoc(getattr(ark, name)) or "").splitlines()
+    summary, *rest = (inspect.getdoc(PUBLIC[name]) or "").splitlines()
     assert summary.endswith((".", "?")) and (not rest or not rest[0])
+
+
+def unnamed(function: object) -> set[str]:
+    """Returns the errors that a function's own code raises but its docstring does not name. A
+    docstring may describe an error by a superclass or as an error.
+    """
+    raised = re.findall(r"^ *raise (\w+Error)\(", inspect.getsource(function), re.M)
+    text = inspect.getdoc(function) or ""
+    return set() if re.search(r"[Ee]rrors?\b|[Rr]efuse|[Rr]aise", text) else set(raised)
+
+
+def test_a_docstring_names_the_errors_that_the_function_raises() -> None:
+    raising = {name: unnamed(PUBLIC[name]) for name in FUNCTIONS}
+    assert not {name: errors for name, errors in raising.items() if errors}
+
+
+def test_an_error_without_a_word_is_reported() -> None:
+    def silent() -> None:
+        """Does something."""
+        raise ValueError("no")
+
+    assert unnamed(silent) == {"ValueError"}
+
+
+def test_every_public_method_has_a_docstring() -> None:
+    missing = [
+        f"{name}.{member}"
+        for name, value in PUBLIC.items()
+        if inspect.isclass(value)
+        for member, own in vars(value).items()
+        if member[0] != "_" and callable(getattr(own, "__func__", getattr(own, "fget", own)))
+        if not inspect.getdoc(getattr(value, member))
+    ]
+    assert not missing
