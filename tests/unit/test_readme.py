@@ -166,6 +166,20 @@ def test_the_package_index_gets_a_page_without_dead_links() -> None:
     assert "[" not in re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.S)
 
 
+def test_the_package_has_urls_where_the_repository_has_an_address() -> None:
+    build = hook()
+    workflow = {"GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": "we/ark"}
+    place = build.address(workflow)
+    assert place == "https://forge.example/we/ark" and build.address({}) == ""
+    assert set(build.urls(place)) == {"Homepage", "Documentation", "Changelog", "Issues"}
+    assert build.urls("") == {}
+    shown = build.readme(PAGE, place)
+    assert f"]({place}/raw/main/docs/pictures/token.svg)" in shown
+    paths = re.findall(rf"\]\({place}/(?:raw|blob)/main/([^)#]+)", shown)
+    assert len(paths) > 12 and all((ROOT / path).exists() for path in paths)
+    assert not [to for to in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in to]
+
+
 def test_the_programs_of_the_page_for_beginners_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for block in python_blocks("start.md"):

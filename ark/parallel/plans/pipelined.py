@@ -25,8 +25,8 @@ def pipelined(
     Nodes run in the order of the blocks. schedule: a schedule for as many devices as there are
     ranks (`ark.parallel.tessel`). block_of: a function that returns the block's name and the
     micro-batch of a node. For a node that belongs to no block (the update of a stage's parameters)
-    it returns a list of ranks. A block on several devices is computed by each device; a node that was
-    split into as many pieces has one piece on each device.
+    it returns a list of ranks. A block on several devices is computed by each device; a node that
+    was split into as many pieces has one piece on each device.
 
     The plan raises ModelError for a node whose block is not in the schedule, and if the order of
     the schedule contradicts the dependencies in the graph.
