@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ark
+from tests.pages import python_blocks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/channels.md"
 
@@ -28,6 +29,28 @@ def test_the_script_of_the_page(tmp_path: Path) -> None:
         timeout=240,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+JOINED = """
+import torch
+
+BLOCK
+assert torch.distributed.get_backend() == "ark"
+x = torch.full((4099,), 1.0 + torch.distributed.get_rank())
+torch.distributed.all_reduce(x)
+assert (x == 3).all()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_the_backend_of_torch_on_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (block,) = (b for b in python_blocks("channels.md") if "ark.distributed.torch" in b)
+    script = tmp_path / "script.py"
+    script.write_text(JOINED.replace("BLOCK\n", block))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*command, script], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_host_cannot_read_symmetric_memory() -> None:

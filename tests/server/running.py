@@ -100,15 +100,17 @@ def running(engine: EngineLike, model: ServedModel, options: Options | None = No
 
 
 @contextlib.contextmanager
-def running_checkpoint(directory: Path, options: Options | None = None) -> Iterator[Running]:
-    """Serves a checkpoint as "small", on an engine on the CPU."""
+def running_checkpoint(
+    directory: Path, options: Options | None = None, name: str = "small"
+) -> Iterator[Running]:
+    """Serves a checkpoint by this name, on an engine on the CPU."""
     checkpoint = Checkpoint.open(directory)
     config = checkpoint.config
     tokenizer = Tokenizer.open(directory, vocab_size=config.vocab_size)
     templates = ChatTemplates.open(directory, tokenizer.special_tokens)
     ends = frozenset(config.eos_token_ids)
     with Engine.open(checkpoint, "cpu", slots=4, sampling=FULL, max_logprobs=5) as engine:
-        model = ServedModel("small", tokenizer, templates, engine.context, config.vocab_size, ends)
+        model = ServedModel(name, tokenizer, templates, engine.context, config.vocab_size, ends)
         with running(engine, model, options) as started:
             yield started
 

@@ -4,6 +4,7 @@ print the output shown.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from tests.pages import commands, python_blocks, shown
 
 SHOWN = [
     (words, lines)
-    for page in ("parallel.md", "pipelines.md")
+    for page in ("parallel.md", "pipelines.md", "predictions.md")
     for words, lines in commands(page)
-    if words[0] in ("layout", "tessel")
+    if "DIR" not in words
 ]
 
 
@@ -56,3 +57,21 @@ def test_layouts_and_schedules() -> None:
     space["model"] = model
     exec(transform, space)
     assert len(space["graphs"]) == 2
+
+
+def test_blocks_of_a_pipeline_are_named_by_scopes() -> None:
+    (text,) = (b for b in python_blocks("parallel.md") if 'scope("f0-3")' in b)
+    scope, _, plan = text.partition("...\n")
+    space: dict[str, Any] = {"ark": ark}
+    with ark.use_model(ark.Model(0, 1)) as model:
+        space["model"] = model
+        weights = [ark.parameter([8, 8]) for _ in range(8)]
+        for micro_batch in range(4):
+            space["h"] = ark.tensor([4, 8])
+            blocks = [f"f{stage}" for stage in range(4)] + [f"b{stage}" for stage in (3, 2, 1, 0)]
+            for block, weight in zip(blocks, weights, strict=True):
+                space["layer"] = functools.partial(ark.linear, weight=weight)
+                exec(scope.replace("f0-3", f"{block}-{micro_batch}"), space)
+    assert ark.parallel.place_of(model.graph.nodes[0]) == ("f0", 0)
+    exec(plan, space)
+    assert [len(own.nodes) > 8 for own in space["made"].ranks.graphs] == [True] * 4
