@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,54 +93,89 @@ def test_why_a_plan_chose_its_variant(
         assert shown(block.splitlines()[1:], output), output
 
 
-# The tests that run the blocks of a page. Commands in blocks are also checked against the parsers
-# (tests/unit/test_docs.py).
+# The number of blocks of each page, by the test that runs them. Commands in blocks are also checked
+# against the parsers (tests/unit/test_docs.py).
 RUN_BY = {
-    "architecture.md": "unit/test_docs.py",
-    "channels.md": "multi/test_channels_page.py",
-    "collective-programs.md": "multi/test_program_page.py",
-    "collectives.md": "unit/collective/test_collectives_page.py",
-    "custom-ops.md": "backend/test_custom_page.py",
-    "export.md": "unit/cli/test_export.py",
-    "generate.md": "serving/test_generate_page.py",
-    "kernel-variants.md": "backend/test_vendors_page.py",
-    "mesh.md": "unit/test_page_blocks.py",
-    "models.md": "unit/test_page_blocks.py",
-    "multi-node.md": "multi/test_multi_node_page.py",
-    "networks.md": "unit/test_page_blocks.py",
-    "new-decoder.md": "backend/test_models_page.py",
-    "new-elementwise-op.md": "unit/ops/test_new_op_page.py",
-    "new-engine.md": "multi/test_engine_page.py",
-    "new-pass.md": "unit/lower/test_pass_page.py",
-    "new-quantised-format.md": "unit/models/test_format_page.py",
-    "onnx.md": "interop/test_pages.py",
-    "parallel.md": "unit/parallel/test_parallel_page.py",
-    "pipelines.md": "unit/parallel/test_parallel_page.py",
-    "plan-decisions.md": "unit/test_page_blocks.py",
-    "predictions.md": "unit/parallel/test_parallel_page.py",
-    "serving.md": "serving/test_serving_page.py",
-    "start.md": "unit/test_readme.py",
-    "torch.md": "interop/test_pages.py",
-    "training.md": "backend/test_training_page.py",
-    "vendors.md": "backend/test_vendors_page.py",
+    "architecture.md": {"unit/test_docs.py": 1},
+    "channels.md": {"multi/test_channels_page.py": 2, "unit/test_page_blocks.py": 1},
+    "collective-programs.md": {
+        "multi/test_program_page.py": 2,
+        "unit/collective/test_collectives_page.py": 3,
+    },
+    "collectives.md": {"unit/collective/test_collectives_page.py": 3},
+    "custom-ops.md": {"backend/test_custom_page.py": 2},
+    "export.md": {"unit/cli/test_export.py": 1},
+    "generate.md": {"serving/test_generate_page.py": 5},
+    "kernel-variants.md": {"backend/test_vendors_page.py": 5},
+    "mesh.md": {"unit/test_page_blocks.py": 1},
+    "models.md": {"unit/test_page_blocks.py": 3},
+    "networks.md": {"unit/test_page_blocks.py": 1},
+    "new-decoder.md": {"backend/test_models_page.py": 8},
+    "new-elementwise-op.md": {"unit/ops/test_new_op_page.py": 2},
+    "new-engine.md": {"multi/test_engine_page.py": 2},
+    "new-pass.md": {"unit/lower/test_pass_page.py": 3},
+    "new-quantised-format.md": {"unit/models/test_format_page.py": 2},
+    "onnx.md": {"interop/test_pages.py": 2},
+    "parallel.md": {
+        "unit/parallel/test_parallel_page.py": 4,
+        "unit/parallel/test_written_plans.py": 1,
+        "unit/parallel/plans/test_pipelined.py": 1,
+        "unit/test_page_blocks.py": 1,
+    },
+    "pipelines.md": {"unit/parallel/test_parallel_page.py": 2},
+    "plan-decisions.md": {"unit/test_page_blocks.py": 2},
+    "predictions.md": {"unit/parallel/test_parallel_page.py": 1},
+    "serve.md": {"server/test_serve_page.py": 5},
+    "serving.md": {"serving/test_serving_page.py": 1},
+    "start.md": {"unit/test_readme.py": 2, "unit/test_page_blocks.py": 2},
+    "torch.md": {"interop/test_pages.py": 2},
+    "training.md": {"backend/test_training_page.py": 1},
+    "vendors.md": {"backend/test_vendors_page.py": 7},
 }
 NOT_RUN = {
-    "emulator.md": "generates on emulated devices, as tests/multi/test_generate_ranks.py does",
-    "calls-on-arrays.md": "an error's text, which tests/multi/test_statements.py asks for",
-    "rocm-timing.md": "takes minutes on the emulator",
-    "serve.md": "needs a server that stays; tests/server/test_clients.py has the client",
-    "several-gpus.md": "needs several GPUs",
+    "calls-on-arrays.md": (1, "an error's text, which tests/multi/test_statements.py asks for"),
+    "emulator.md": (
+        2,
+        "tests/multi/test_generate_ranks.py and tests/rocm_emulator/test_command.py",
+    ),
+    "multi-node.md": (1, "installs packages"),
+    "parallel.md": (1, "100 steps of training, in the session training_ranks"),
+    "rocm-timing.md": (2, "takes minutes on the emulator"),
+    "serve.md": (5, "starts a server or measures one, as tests/server/test_process.py and others"),
+    "serving.md": (1, "a drawing"),
+    "several-gpus.md": (1, "needs several GPUs"),
 }
 
 
-def test_every_page_with_blocks_has_a_test_that_runs_them_or_a_reason() -> None:
-    with_blocks = {p.name for p in (ROOT / "docs").glob("*.md") if "```" in p.read_text()}
-    assert with_blocks == {*RUN_BY, *NOT_RUN}
-    for page, test in RUN_BY.items():
-        text = (ROOT / "tests" / test).read_text()
-        assert page in text or page.removesuffix(".md") in text, f"{test} does not name {page}"
-    named = re.findall(r"tests/[\w/.]+\.py", " ".join(NOT_RUN.values()))
+def test_each_block_of_a_page_is_run_by_a_test_or_has_a_reason() -> None:
+    counted: Counter[str] = Counter({page: count for page, (count, _) in NOT_RUN.items()})
+    for page, tests in RUN_BY.items():
+        for test, count in tests.items():
+            counted[page] += count
+            text = (ROOT / "tests" / test).read_text()
+            named = page in text or page.removesuffix(".md") in text
+            assert named, f"{test} does not name {page}"
+    pages = {p.name: p.read_text() for p in (ROOT / "docs").glob("*.md")}
+    fences = {name: len(re.findall(r"^```\S*$", text, re.M)) for name, text in pages.items()}
+    assert {name: count / 2 for name, count in fences.items() if count} == counted
+    named = re.findall(r"tests/[\w/.]+\.py", " ".join(reason for _, reason in NOT_RUN.values()))
     assert all((ROOT / name).is_file() for name in named), named
+
+
+def test_the_commands_of_the_page_for_beginners(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/start.md").read_text()
+    first, second = re.findall(r"```bash\n(.*?)```", page, re.S)
+    install, *calls = [*first.splitlines(), *second.splitlines()]
+    assert install.endswith('.venv/bin/pip install -e ".[cpu]"')
+    monkeypatch.chdir(ROOT)
+    for call in calls:
+        program, *words = shlex.split(call)
+        assert program == ".venv/bin/ark"
+        few = ["--backend", "cpu", "--max-new-tokens", "8"] if words[0] == "generate" else []
+        assert main([*words, *few]) == 0
+        assert len(capsys.readouterr().out.split()) > 3
 
 
 def test_the_network_of_the_page_is_read(tmp_path: Path) -> None:

@@ -265,6 +265,27 @@ def test_exports_that_cannot_be_are_refused(
     assert not (tmp_path / "o").exists()
 
 
+PAGES_MAIN = """#include "noah.h"
+#include <stdio.h>
+
+int main(void) {
+  const int32_t prompt[7] = {1, 2, 3, 4, 5, 6, 7};
+  int32_t tokens[40];
+  size_t made = 0;
+BLOCK  return status != ARK_OK || made != 40;
+}
+"""
+
+
+def test_the_calls_of_the_page(exported: Path) -> None:
+    page = (NOAH.parents[1] / "docs/export.md").read_text()
+    (block,) = re.findall(r"```c\n(.*?)```", page, re.S)
+    (exported / "calls.c").write_text(PAGES_MAIN.replace("BLOCK", block))
+    compiled = compile_c(exported, "noah", "calls", "calls.c")
+    done = subprocess.run([str(compiled)], cwd=exported, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not there")
 def test_the_pages_commands(exported: Path, tmp_path: Path) -> None:

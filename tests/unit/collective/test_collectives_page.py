@@ -4,6 +4,7 @@ the output shown.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import ark
 from ark.cli import main
 from ark.collective.programs import CollectiveProgram, execute, to_json
-from tests.pages import commands, python_blocks, shown
+from tests.pages import DOCS, commands, python_blocks, shown
 
 SHOWN = [*commands("collectives.md"), *commands("collective-programs.md")]
 
@@ -64,3 +65,22 @@ def test_synthesis_and_a_models_collectives() -> None:
         space["x"] = ark.tensor([16, 4])
         exec(calls, space)
         assert space["z"].shape() == [128, 4]
+
+
+def test_the_sketch_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DOCS / "collective-programs.md").read_text()
+    (sketch,) = re.findall(r"```json\n(.*?)```", page, re.S)
+    (command,) = re.findall(r"`ark (topo\ssynthesize [^`]*odd\.json[^`]*)`", page)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.json").write_text(sketch)
+    assert main(command.split()) == 0
+    senders = re.findall(r"^rank (\d+)$(.*?)(?=^rank|\Z)", capsys.readouterr().out, re.M | re.S)
+    to_the_other_box = {
+        int(rank)
+        for rank, operations in senders
+        for peer in re.findall(r"put .* -> r(\d+) ", operations)
+        if int(peer) // 8 != int(rank) // 8
+    }
+    assert to_the_other_box and all(rank % 2 for rank in to_the_other_box)
