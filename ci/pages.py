@@ -2,7 +2,8 @@
 
 `python ci/pages.py --check` fails if a page has more than 300 lines, a line has more than 100
 columns, a page does not begin by naming its intended readers, a relative link or anchor does not
-exist, or the pages outside of reference and history have more than 45,000 words in total. Some
+exist, or the pages outside of reference and history have more than 45,000 words in total. Pages of
+the project outside of the site, such as CONTRIBUTING.md, are checked for widths and links. Some
 limits have exceptions. Rows of tables and words longer than a line cannot be broken and may be
 wider. Generated pages and the dated logs of docs/history may have more lines, and these logs are
 not checked for their words. `python ci/pages.py --wrap` breaks paragraphs that are too wide. The
@@ -24,7 +25,7 @@ REFERENCE = (
     *("environment.md", "ark-interface.md", "ops.md", "glossary.md", "device-abi.md"),
     *("reliability.md", "project.md", "errors.md"),
 )
-OPENING = re.compile(r"\bfor\b")
+OPENING = re.compile(r"\bfor\s+(users|contributors|authors|readers|those)\b")
 # At the start of a line these begin a list, a heading, a quotation, a table or a rule.
 MARKUP = re.compile(r"([-+*>|#=]+|\d+[.)])$|[|>#]")
 ITEM = re.compile(r"\s*([-+*]|\d+[.)])\s+")
@@ -32,17 +33,24 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def pages() -> list[Path]:
-    """All pages of the site, and the README."""
-    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+    """All pages of the site, the README, and the pages of the project beside them."""
+    beside = [p for p in sorted(ROOT.glob("*.md")) if p.name not in ("README.md", "CHANGELOG.md")]
+    for folder in ("examples", "backends"):
+        beside += sorted((ROOT / folder).rglob("*.md"))
+    return [ROOT / "README.md", *sorted(DOCS.rglob("*.md")), *beside]
 
 
 def kind(page: Path) -> str:
-    """The kind of a page: `generated`, `reference`, `history` or `page`."""
+    """The kind of a page: `generated`, `reference`, `history`, `project` (outside of the site) or
+    `page`.
+    """
     name = page.relative_to(ROOT).as_posix()
     if name.startswith("docs/history/"):
         return "history"
     if name.startswith("docs/reference/") or name == "docs/performance.md":
         return "generated"
+    if name != "README.md" and not name.startswith("docs/"):
+        return "project"
     return "reference" if name.removeprefix("docs/") in REFERENCE else "page"
 
 
@@ -89,9 +97,9 @@ def faults(page: Path) -> Iterator[str]:
     if sort != "generated" and wrapped(text) != text:
         yield f"{name}: lines of more than {MAX_COLUMNS} columns; run `python ci/pages.py --wrap`"
     for number, (line, code) in enumerate(_fenced(lines), 1):
-        if code and len(line) > MAX_COLUMNS and sort in ("page", "reference"):
+        if code and len(line) > MAX_COLUMNS and sort in ("page", "reference", "project"):
             yield f"{name}:{number}: a line of code of {len(line)} columns; break it"
-    if page != ROOT / "README.md" and not OPENING.search(_opening(text)):
+    if page.is_relative_to(ROOT / "docs") and not OPENING.search(_opening(text)):
         yield f"{name}: the first paragraph does not say for whom the page is"
     for link in LINK.findall(text):
         if "://" in link or link.startswith("mailto:"):

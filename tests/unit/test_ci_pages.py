@@ -32,6 +32,7 @@ def test_the_pages_of_the_tree_have_no_faults() -> None:
         (GOOD + "word " * 30 + "\n", "columns"),
         (GOOD + "```\n" + "word " * 30 + "\n```\n", "a line of code"),
         ("# A page\n\nText.\n", "for whom"),
+        ("# A page\n\nText for once.\n", "for whom"),
         (GOOD + "[a](gone.md)\n", "leads nowhere"),
         (GOOD + "[a](#nothing)\n", "names no heading"),
         (GOOD + "[a](start.md#install)\n", ""),
