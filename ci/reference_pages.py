@@ -117,7 +117,10 @@ def api() -> str:
     """The page of the public classes and functions other than ops."""
     own = {f"ark.{name}" for name in {*ark.__all__} - {*ark.ops.__all__} if _shown(ark, name)}
     classes = {f"ark.{name}" for name in ark.ops.__all__ if inspect.isclass(getattr(ark, name))}
-    parts = [API, *(f"::: {place}\n" for place in sorted({*own, *classes, *ALONE}))]
+    places = sorted({*own, *classes, *ALONE})
+    errors = [place for place in places if place.endswith("Error")]
+    parts = [API, *(f"::: {place}\n" for place in places if place not in errors)]
+    parts += ["## Errors: ark\n", *(f"::: {place}\n" for place in errors)]
     for package, title in PACKAGES.items():
         parts.append(f"## {title}\n")
         places = members(package) if package != OF_TORCH else _of_torch()

@@ -45,6 +45,40 @@ def test_the_page_fits_a_phone_and_names_its_controls(tmp_path):
     assert all("aria-label=" in attributes or text.strip() for _, attributes, text in parts)
 
 
+KEYS = """<script>addEventListener("load", () => setTimeout(async () => {
+  const press = (place, key, shiftKey) => document.getElementById(place).dispatchEvent(
+    new KeyboardEvent("keydown", { key, shiftKey, bubbles: true, cancelable: true }));
+  const clock = () => document.getElementById("clock").textContent.split(" of ")[0];
+  const told = [clock()];
+  press("timeline", "ArrowRight", false);
+  told.push(clock());
+  press("timeline", "ArrowLeft", false);
+  told.push(clock());
+  document.getElementById("zoomIn").click();
+  const from = Timeline.from;
+  press("timeline", "ArrowRight", true);
+  told.push(Timeline.from > from);
+  const rows = document.querySelectorAll("#compare .row");
+  rows[1].click();
+  await new Promise((done) => setTimeout(done, 200));
+  const chosen = document.activeElement;
+  told.push(chosen.getAttribute("aria-pressed"), chosen.textContent.includes("one shot"));
+  document.title = told.join("; ");
+}, 300));</script>"""
+
+
+def test_time_and_algorithm_are_chosen_by_keys(tmp_path):
+    topology = load("ring2")
+    programs = [synthesize(topology, "all_gather", name) for name in ("ring", "one_shot")]
+    runs = [(program, simulate(program, topology, SIZE)) for program in programs]
+    (tmp_path / "page.html").write_text(render_page(topology, runs) + KEYS, encoding="utf-8")
+    shown = browse(tmp_path / "page.html", "light", "--dump-dom")
+    assert not re.findall(r"CONSOLE.*", shown.stderr)
+    told = re.findall(r"<title>(.*?)</title>", shown.stdout)[0].split("; ")
+    begin, later, back, *others = told
+    assert begin == back and begin != later and others == ["true", "true", "true"]
+
+
 @slow
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_page_draws(page, theme, tmp_path):

@@ -35,7 +35,11 @@ function comparison() {
     row.innerHTML = `<span class="name" title="${escapeText(run.title)}">` +
       `${escapeText(words(run.name))}</span><span class="track">${fill}${mark}</span>` +
       `<span class="num">${timeText(run.time)}<small>${share}</small></span>`;
-    row.addEventListener("click", () => choose(run));
+    row.setAttribute("aria-pressed", String(run === State.run));
+    row.addEventListener("click", async () => {
+      await choose(run);
+      $("compare").querySelector('[aria-pressed="true"]').focus();
+    });
     box.appendChild(row);
   }
   const run = State.run, busiest = Math.max(...run.busy), idle = run.busy.filter((b) => !b).length;

@@ -187,6 +187,16 @@ const Timeline = {
       if (event.ctrlKey) this.zoomTo(turned < 0 ? 1.25 : 0.8, this.time(x));
       else this.move(this.from + Math.sign(turned) * this.span() / 10);
     }, { passive: false });
+    canvas.addEventListener("keydown", (event) => {
+      const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!way) return;
+      event.preventDefault();
+      event.stopPropagation();
+      if (event.shiftKey) return this.move(this.from + way * this.span() / 10);
+      play(false);
+      setMode("flow");
+      setTime(Math.max(0, Math.min(State.run.time, State.time + way * this.span() / 100)));
+    });
     canvas.addEventListener("pointerleave", () => { this.hover = null; hideTip(); this.paint(); });
   },
 };
