@@ -168,17 +168,21 @@ def _inspecting(name: str | None, arch: str) -> InspectedBackend:
     """The backend with this name. Without a name, the backend that compiles for the architecture
     `arch`.
     """
-    broken = ""
+    broken, read = "", set[str]()
     for known in [name] if name else registry.names():
         try:
             backend = registry.get(known)
         except SystemError as error:
             broken += f"; {error}"
             continue
-        if isinstance(backend, InspectedBackend) and arch in backend.archs():
-            return backend
+        if isinstance(backend, InspectedBackend):
+            if arch in backend.archs():
+                return backend
+            read.update(backend.archs())
+    choice = f"; choose one of {', '.join(sorted(read))}" if read else ""
     raise InvalidUsageError(
-        f"--isa {arch}: no installed backend reads machine code of that architecture{broken}"
+        f"--isa {arch}: no installed backend reads machine code of that architecture{choice}"
+        f"{broken}"
     )
 
 

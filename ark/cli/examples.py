@@ -22,7 +22,8 @@ EXAMPLES = {
     "run": ("ark run model.onnx --input x.npy --output y.npy",),
     "plan": (
         "ark plan examples/noah --machine cpu-2",
-        "ark plan llama-3.2-1b --machine h100 --context 1024 -o plan.json",
+        "ark plan llama-3.2-1b --machine h100 --context 1024",
+        "ark plan examples/noah --machine cpu-2 -o plan.json",
     ),
     "emit": ("ark emit plan.json --backend cpu -o out",),
     "export": ("ark export examples/noah --backend cpu --context 64 -o out",),

@@ -152,6 +152,16 @@ def test_the_first_example_runs(
     assert capsys.readouterr().out
 
 
+def test_the_examples_of_plan_and_emit_follow_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for line in (EXAMPLES["plan"][-1], *EXAMPLES["emit"]):
+        assert main(shlex.split(line)[1:]) == 0
+    assert list((tmp_path / "out").iterdir())
+
+
 def test_each_shell_gets_every_command_and_option() -> None:
     for shell in ("bash", "zsh", "fish"):
         text = script(shell)
