@@ -15,6 +15,14 @@ ARK_DEVICE T ark_row_move(T v) {
   const int bits = __builtin_bit_cast(int, v);
   return __builtin_bit_cast(T, __builtin_amdgcn_update_dpp(0, bits, CONTROL, 0xf, 0xf, true));
 }
+// The same for the lanes in the given groups of a row; the others keep their own value. GROUPS: a
+// bit for each group of four lanes.
+template <int CONTROL, int GROUPS>
+ARK_DEVICE float ark_row_move(float own, float v) {
+  const int old = __builtin_bit_cast(int, own), bits = __builtin_bit_cast(int, v);
+  return __builtin_bit_cast(float,
+                            __builtin_amdgcn_update_dpp(old, bits, CONTROL, 0xf, GROUPS, false));
+}
 template <typename T>
 ARK_DEVICE T ark_lane_value(T v, int lane) {
   return __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int, v), lane));

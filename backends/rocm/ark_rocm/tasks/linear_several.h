@@ -209,22 +209,28 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       for (int a = 0; a < ROUND; ++a) {
         const int chunk = warp + (round + a) * ARK_WARPS;
         bool inside[STEPS];
-        float v[STEPS][8];
+        ark_u32x4 parts[STEPS][PARTS];
+        float most = 0.0f;
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
           inside[s] = !RAGGED || chunk * SPAN + weights.place(s) < K;
-          input[a % INPUTS].take(s, weights, v[s]);
+          float v[8];
+          input[a % INPUTS].take(s, weights, v);
 #pragma unroll
           for (int e = 0; e < 8; ++e) {
-            if (!inside[s]) v[s][e] = 0.0f;
+            if (!inside[s]) v[e] = 0.0f;
             if constexpr (P::norm) {
-              own += v[s][e] * v[s][e];
-              v[s][e] *= factors[a % INPUTS].at(s, e);
+              own += v[e] * v[e];
+              v[e] *= factors[a % INPUTS].at(s, e);
             }
+            most = __builtin_fmaxf(most, __builtin_fabsf(v[e]));
           }
+          ark_several_parts<W>(v, parts[s]);
         }
-        ark_u32x4 parts[STEPS][PARTS];
-        ark_several_parts<W>(v, parts);
+        if (PARTS > 1 && ark_ballot(most == ark_inf()) != 0u) {
+#pragma unroll
+          for (int s = 0; s < STEPS; ++s) ark_several_infinite(parts[s]);
+        }
         // Elements of the input for a later chunk are loaded while these are multiplied.
         if (ROUND < CHUNKS || a + INPUTS < CHUNKS) {
           factors[a % INPUTS].template ask<K>(prologue, chunk + INPUTS * ARK_WARPS, weights);
@@ -249,6 +255,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
             ark_several_products<W>(parts, inside, piece, sums[g]);
           }
           if (g + SLOTS < GROUP) piece = weights.load(top + (g + SLOTS) * ROWS, chunk);
+          // Otherwise the compiler delays loads to save registers, and they are waited for.
+          __builtin_amdgcn_sched_barrier(0);
         }
         const bool last = round + a + AHEAD >= CHUNKS;
         if (last && (ONCE || top + TALL >= rows)) continue;

@@ -33,8 +33,8 @@ ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
 }
 
 // Splits eight floats of the input into parts with 8 bits of the significand, as operands of the
-// products. INFINITE: true if a float may be infinite or NaN; such a float has one part only.
-template <class W, bool INFINITE, int PARTS>
+// products. The parts of infinite floats must then be corrected (ark_several_infinite).
+template <class W, int PARTS>
 ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
   float rest[8];
 #pragma unroll
@@ -54,25 +54,21 @@ ARK_DEVICE void ark_several_parts(const float (&v)[8], ark_u32x4 (&to)[PARTS]) {
       const Bits upper = __builtin_bit_cast(Bits, two) & 0xffff0000u;
       const Pair left = two - __builtin_bit_cast(Pair, upper);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool none = INFINITE && (ark_float_bits(two[i]) & 0x7f800000u) == 0x7f800000u;
-        rest[e + i] = none ? 0.0f : left[i];
-      }
+      for (int i = 0; i < 2; ++i) rest[e + i] = left[i];
     }
   }
 }
-template <class W, int PARTS>
-ARK_DEVICE void ark_several_parts(const float (&v)[W::STEPS][8], ark_u32x4 (&to)[W::STEPS][PARTS]) {
-  float most = 0.0f;
+
+// Sets the further parts of floats whose first part is infinite or NaN to zero.
+template <int PARTS>
+ARK_DEVICE void ark_several_infinite(ark_u32x4 (&parts)[PARTS]) {
 #pragma unroll
-  for (int s = 0; s < W::STEPS; ++s) {
-    ark_several_parts<W, false>(v[s], to[s]);
+  for (int w = 0; w < 4; ++w) {
+    const ark_u32 low = (parts[0][w] & 0x7f80u) == 0x7f80u ? 0u : 0xffffu;
+    const ark_u32 high = (parts[0][w] & 0x7f800000u) == 0x7f800000u ? 0u : 0xffff0000u;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) most = __builtin_fmaxf(most, __builtin_fabsf(v[s][e]));
+    for (int p = 1; p < PARTS; ++p) parts[p][w] &= low | high;
   }
-  if (PARTS == 1 || ark_ballot(most == ark_inf()) == 0u) return;
-#pragma unroll
-  for (int s = 0; s < W::STEPS; ++s) ark_several_parts<W, true>(v[s], to[s]);
 }
 
 // A lane's elements of a chunk of input row m. One method issues the loads, another returns the
@@ -125,18 +121,13 @@ struct ArkSeveralInput<ArkOperand<const float, S0, S1, S2, S3, SYSTEM>, true, ST
     }
   }
   template <class W>
-  ARK_METHOD void take(int s, const W& weights, float (&to)[8]) const {
-    const bool second = W::ROWS == 8 && weights.lane / 8 % 2 != 0;
+  ARK_METHOD void take(int s, const W&, float (&to)[8]) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const float low = v[s][0][e], high = v[s][1][e];
-      to[e] = low;
-      to[e + 4] = high;
-      if constexpr (W::ROWS == 8) {
-        const float other_low = ark_row_move<0x128>(low), other_high = ark_row_move<0x128>(high);
-        to[e] = second ? other_high : low;  // row_ror 8
-        to[e + 4] = second ? high : other_low;
-      }
+      // row_ror 8; the last argument selects groups of four lanes
+      to[e] = W::ROWS == 8 ? ark_row_move<0x128, 0xc>(low, high) : low;
+      to[e + 4] = W::ROWS == 8 ? ark_row_move<0x128, 0x3>(high, low) : high;
     }
   }
 };
