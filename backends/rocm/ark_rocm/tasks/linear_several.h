@@ -36,7 +36,7 @@ ARK_DEVICE ark_mfma_sums ark_mfma_step(ark_u32x4 x, ark_u32x4 w, ark_mfma_sums s
 template <int K, int R>
 struct ArkSeveralDense {
   static constexpr int ROWS = R, STEPS = ark_chunk_steps(K, R), SCALES = 0, NEXT = 0;
-  static constexpr int MOST = (R == 8 ? 8 : 16) / STEPS, ROW_BYTES = 2 * K;
+  static constexpr int MOST = 16 / STEPS, ROW_BYTES = 2 * K, EARLY = 8 / STEPS;
   static constexpr bool ZEROS = false;
   struct Piece {
     ark_u32x4 words[STEPS];
@@ -181,11 +181,17 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   const int first = t.coord[0], rows = t.coord[1] - first;
   const int m = lane % ROWS < M ? lane % ROWS : M - 1;
   typename W::Piece ring[AHEAD][SLOTS];
+  const auto fill = [&](bool early) {
 #pragma unroll
-  for (int a = 0; a < AHEAD; ++a) {
+    for (int a = 0; a < AHEAD; ++a) {
 #pragma unroll
-    for (int g = 0; g < SLOTS; ++g) ring[a][g] = weights.load(g * ROWS, warp + a * ARK_WARPS);
-  }
+      for (int g = 0; g < SLOTS; ++g) {
+        if ((!ONCE || a * SLOTS + g < W::EARLY) != early) continue;
+        ring[a][g] = weights.load(g * ROWS, warp + a * ARK_WARPS);
+      }
+    }
+  };
+  fill(true);
   const ArkNextLines next = ark_next_lines(c, weights);
   // The lines of the first blocks, if their loads are all in flight.
   constexpr int LINES = AHEAD < CHUNKS ? 0 : SLOTS * ROWS * W::ROW_BYTES / 128;
@@ -203,6 +209,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       factors[i].template ask<K>(prologue, warp + i * ARK_WARPS, weights);
       input[i].template ask<K>(c, x, m, warp + i * ARK_WARPS, weights);
     }
+    if (ONCE) fill(false);
 #pragma unroll 1
     for (int round = 0; round < CHUNKS; round += ROUND) {
 #pragma unroll
@@ -226,6 +233,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
             most = __builtin_fmaxf(most, __builtin_fabsf(v[e]));
           }
           ark_several_parts<W>(v, parts[s]);
+          __builtin_amdgcn_sched_barrier(0);
         }
         if (PARTS > 1 && ark_ballot(most == ark_inf()) != 0u) {
 #pragma unroll
@@ -318,6 +326,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       const int row = row_of(o);
       ark_sums_store(c, epilogue, input_row(o), first + row, rows - row, total, ahead[o][0]);
     }
+    if (ONCE) break;
     ark_sync();
   }
 #pragma unroll
