@@ -1,11 +1,17 @@
 // The loop kernel's entry point on AMD GPUs: one workgroup per processor. The launch sets the size
 // of its shared memory. The parameters are read from the kernel argument segment without a copy.
 
+ARK_DEVICE void ark_restore_signals(ark_u32 i) {
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ark_lds);
+  if (ark_tid() == 0) loop.tasks[i % ARK_SLOTS].signal_end = ark_signalled.end;
+}
+
 extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS))) void
 ark_loop(ArkParams) {
   if (ark_tid() == 0) {
     ark_waited = 0u;
     ark_prefetched = {};
+    ark_signalled = {};
   }
   const auto* params = static_cast<const ArkParams*>(ark_kernel_params());
   ark_run(params, __builtin_amdgcn_workgroup_id_x(), ark_lds);

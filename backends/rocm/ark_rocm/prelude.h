@@ -142,6 +142,16 @@ struct ArkPrefetched {
 };
 ARK_SHARED ArkPrefetched ark_prefetched;
 
+// The task whose body has signalled its counters itself (tasks/prefetch.h), as 1 + its index, and
+// the end of its signals, which its record in shared memory then no longer has.
+struct ArkSignalled {
+  ark_u32 task;
+  ark_u32 end;
+};
+ARK_SHARED ArkSignalled ark_signalled;
+// Restores the record of such a task. Defined in entry.h.
+ARK_DEVICE void ark_restore_signals(ark_u32 i);
+
 // Votes of the block. Both return true if the condition is true in all threads. ark_all first waits
 // for all accesses that the wave has in flight, so that a later release covers the block's stores.
 // ark_agree does not wait for loads in flight.
@@ -159,7 +169,7 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// Like ark_agree (and ark_all), with one barrier instead of two. Consecutive votes use two slots
+// Like ark_agree (and ark_all), with one barrier instead of two, at the end of task `turn`. Consecutive votes use two slots
 // alternately. So a slot is overwritten only two votes later, when all waves have read its result.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
@@ -169,6 +179,7 @@ ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_sync();
   ark_u32 all = 1u;
   for (int w = 0; w < ARK_WARPS; ++w) all &= votes[w];
+  if (ark_signalled.task == turn + 1u) ark_restore_signals(turn);
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
 ARK_DEVICE bool ark_all(bool v) {

@@ -5,6 +5,7 @@
 // end. Until then the compiler inserts no wait for these loads.
 
 constexpr int ARK_PREFETCHER = ARK_WARPS - 2;  // the wave; counters are polled by the last one
+constexpr int ARK_SIGNALLER = 1;  // the wave that signals early; the first one copies records
 
 #if defined(__GFX9__)
 constexpr int ARK_PREFETCHES = 48;      // loads in one wait, one line per lane: 384 KB
@@ -66,8 +67,37 @@ ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int done, ark_u32& word) {
   return go;
 }
 
-// Called by all waves of a task before they wait for packets, also by waves that wait for none. The
-// prefetching wave prefetches the next task's weights until a wave has called ark_packets_arrived.
+// Called by all threads when a body has stored its results: signals the running task's counters.
+// The loop would first copy records of later tasks, which another wave does meanwhile. It finds no
+// signals any more, because the record says so until the task's last vote.
+ARK_DEVICE void ark_signal_early(ArkCtx& c) {
+  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
+  const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP;
+  ArkTask& task = loop.tasks[running % ARK_SLOTS];
+  const ark_u32 first = task.wait_end, end = task.signal_end;
+  if (first == end || end - first > ARK_SLOT_COUNTER_OPS) return;
+  const ark_u32 at = first + static_cast<ark_u32>(ark_lane());
+  const bool signals = ark_warp() == ARK_SIGNALLER && at < end;
+  ArkCounterOp own = {};
+  if (signals) own = ark_counter_op(loop, running, at);
+  ark_drain();
+  const bool mine = ark_warp_all(!ark_failed(c));
+  if (ark_lane() == 0) ark_votes[ark_warp()] = mine ? 1u : 0u;
+  ark_sync();
+  ark_u32 all = 1u;
+  for (int w = 0; w < ARK_WARPS; ++w) all &= ark_votes[w];
+  if (__builtin_amdgcn_readfirstlane(all) == 0u) return;
+  if (ark_tid() == 0) {
+    ark_signalled = {running + 1u, end};
+    task.signal_end = first;
+  }
+  ark_sync();
+  ARK_BLOCK_ARRIVED();
+  if (signals) ark_signal(c, own);
+}
+
+// Called by waves that wait for packets, or have none to wait for, before the wait. Prefetches the
+// next task's weights until one wave has called ark_packets_arrived.
 ARK_DEVICE void ark_prefetch_for_packets(ArkCtx& c, ark_u32& word) {
   if (ark_warp() != ARK_PREFETCHER) return;
   const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
@@ -80,5 +110,6 @@ ARK_DEVICE void ark_packets_arrived(ArkCtx& c) {
 ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int, ark_u32&) { return ark_enter(c); }
 ARK_DEVICE void ark_prefetch_for_packets(ArkCtx&, ark_u32&) {}
 ARK_DEVICE void ark_packets_arrived(ArkCtx&) {}
+ARK_DEVICE void ark_signal_early(ArkCtx&) {}
 #endif
 ARK_DEVICE void ark_prefetch_done(ark_u32 word) { asm volatile("" ::"v"(word)); }
