@@ -69,7 +69,7 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     value[a] = fetch(values, mine + a * STRIDE);
   }
   ark_u32 word = 0u;
-  if (!ark_enter_prefetching(c, -1, word)) return false;
+  if (!ark_enter_prefetching(c, false, -1, word)) return false;
   float* given = parts + TEAMS * HALVES * G * WIDE;  // queries, then the newest key and value
   constexpr int QUERIES = G * D, GIVEN = QUERIES + (F::given ? 2 * D : 0);
   if (GIVEN <= ARK_PREFETCHER * ARK_LANES) ark_prefetch_for_packets(c, word);

@@ -191,12 +191,13 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       }
     }
   };
+  const bool ready = ENTERS && ark_poll_first(c);
   fill(true);
   const ArkNextLines next = ark_next_lines(c, weights);
   // The lines of the first blocks, if their loads are all in flight.
   constexpr int LINES = AHEAD < CHUNKS ? 0 : SLOTS * ROWS * W::ROW_BYTES / 128;
   ark_u32 word = 0u;
-  if (ENTERS && !ark_enter_prefetching(c, LINES, word)) return false;
+  if (ENTERS && !ark_enter_prefetching(c, ready, LINES, word)) return false;
   ark_u32 asked[W::NEXT + 1] = {};
 #pragma unroll 1
   for (int top = 0; top < rows; top += TALL) {

@@ -51,15 +51,39 @@ ARK_DEVICE void ark_prefetch(ArkCtx& c, const ArkLoop& loop, ark_u32 running, in
   }
 }
 
-// Like ark_enter, with prefetches meanwhile. done, word: see ark_prefetch.
-ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int done, ark_u32& word) {
+// Polls the running task's counters once. Returns true if the threads of this wave need not wait.
+// Called before the wave loads weights, because loads return in order: if the task begins late, a
+// poll behind the weights would delay it.
+ARK_DEVICE bool ark_poll_first(ArkCtx& c) {
+  const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
+  const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]);
+  const ArkTask& task = loop.tasks[running % ARK_SLOTS];
+  const ArkTeam team = ark_turned_team();
+  const ark_u32 first = task.wait_begin + team.thread;
+  if (ark_warp_all(first >= task.wait_end)) return true;
+  bool ready = true, system = false;
+  if (first < task.wait_end) {
+    const ArkCounterOp e = ark_counter_op(loop, running, first);
+    const ark_u32 want = e.step * c.phase_iteration + e.value;
+    system = (e.flags & 1u) != 0u;
+    ready = static_cast<ark_i32>(ark_poll(ark_words(e.address), system) - want) >= 0;
+    ready = ready && !(system && ARK_SIGNAL_WORDS > 1u) && first + team.threads >= task.wait_end;
+  }
+  if (!ark_warp_all(ready)) return false;
+  ark_polled(ark_ballot(system) != 0u);
+  return true;
+}
+
+// Like ark_enter, with prefetches meanwhile. ready: the result of ark_poll_first. done, word: see
+// ark_prefetch.
+ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, bool ready, int done, ark_u32& word) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]);
   const ArkTask& task = loop.tasks[running % ARK_SLOTS];
   bool go = true;
   if (task.wait_begin != task.wait_end) {
     if (ark_warp() == ARK_PREFETCHER) ark_prefetch(c, loop, running, done, word);
-    go = ark_wait_task(ark_turned_team(), loop, running);
+    if (!ready) go = ark_wait_task(ark_turned_team(), loop, running);
     if (ark_turned_team().thread == 0u) ark_wait_ends(running);
     go = ark_agree(go);
   }
@@ -107,7 +131,8 @@ ARK_DEVICE void ark_packets_arrived(ArkCtx& c) {
   if (ark_tid() == 0) ark_wait_ends(ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP);
 }
 #else
-ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, int, ark_u32&) { return ark_enter(c); }
+ARK_DEVICE bool ark_poll_first(ArkCtx&) { return false; }
+ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, bool, int, ark_u32&) { return ark_enter(c); }
 ARK_DEVICE void ark_prefetch_for_packets(ArkCtx&, ark_u32&) {}
 ARK_DEVICE void ark_packets_arrived(ArkCtx&) {}
 ARK_DEVICE void ark_signal_early(ArkCtx&) {}
