@@ -39,7 +39,8 @@ ARK_DEVICE void ark_prefetch(ArkCtx& c, const ArkLoop& loop, ark_u32 running, in
     for (; first < lines.count; first += ARK_LANES) {
       const int line = first + ark_lane();
       if (asked == ARK_PREFETCHES || ark_wait_ended(running)) return;
-      word = lines.load(line);
+      const auto* from = lines.first + (line < lines.count ? line : lines.count - 1) * 128;
+      asm volatile("global_load_dword v252, %0, off" ::"v"(from) : "v252");
       ++asked;
       if (ark_lane() == 0) ark_prefetched = {task, first + ARK_LANES};
 #pragma unroll 1
