@@ -68,11 +68,10 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
     key[a] = fetch(keys, mine + a * STRIDE);
     value[a] = fetch(values, mine + a * STRIDE);
   }
-  ark_u32 word = 0u;
-  if (!ark_enter_prefetching(c, false, -1, word)) return false;
+  if (!ark_enter_prefetching(c, false, -1)) return false;
   float* given = parts + TEAMS * HALVES * G * WIDE;  // queries, then the newest key and value
   constexpr int QUERIES = G * D, GIVEN = QUERIES + (F::given ? 2 * D : 0);
-  if (GIVEN <= ARK_PREFETCHER * ARK_LANES) ark_prefetch_for_packets(c, word);
+  if (GIVEN <= ARK_PREFETCHER * ARK_LANES) ark_prefetch_for_packets(c);
   for (int i = ark_tid(); i < GIVEN; i += ARK_THREADS) {
     if (i < QUERIES) {
       given[i] = ark_load(c, query, 0, 0, row, heads * D + i) * (scale * ARK_LOG2_E);
@@ -186,6 +185,6 @@ ARK_DEVICE bool ark_row_attention(ArkCtx& c, const ArkTask& t, const T* type, fl
       }
     }
   }
-  ark_prefetch_done(word);
+  if (!decltype(output)::packets) ark_signal_early(c);
   return true;
 }

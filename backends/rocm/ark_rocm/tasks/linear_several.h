@@ -196,8 +196,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   const ArkNextLines next = ark_next_lines(c, weights);
   // The lines of the first blocks, if their loads are all in flight.
   constexpr int LINES = AHEAD < CHUNKS ? 0 : SLOTS * ROWS * W::ROW_BYTES / 128;
-  ark_u32 word = 0u;
-  if (ENTERS && !ark_enter_prefetching(c, ready, LINES, word)) return false;
+  if (ENTERS && !ark_enter_prefetching(c, ready, LINES)) return false;
   ark_u32 asked[W::NEXT + 1] = {};
 #pragma unroll 1
   for (int top = 0; top < rows; top += TALL) {
@@ -333,6 +332,5 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   ark_signal_early(c);
 #pragma unroll
   for (int i = 0; i < W::NEXT; ++i) asm volatile("" ::"v"(asked[i]));
-  ark_prefetch_done(word);
   return true;
 }

@@ -1,8 +1,8 @@
 // Prefetches weights while a block waits, without delaying the wait (CDNA). One wave, which does
 // not poll, loads a dword of each cache line of the weights that the processor reads next. It does
 // so at a fixed rate, until the waves that poll tell it in shared memory that the wait is over. All
-// these loads write one register. The task's body passes this register to ark_prefetch_done at its
-// end. Until then the compiler inserts no wait for these loads.
+// these loads write one register, which the compiler does not use (entry.h) and nothing reads. So
+// nothing waits for them earlier than for the loads behind them.
 
 constexpr int ARK_PREFETCHER = ARK_WARPS - 2;  // the wave; counters are polled by the last one
 constexpr int ARK_SIGNALLER = 1;  // the wave that signals early; the first one copies records
@@ -23,9 +23,8 @@ ARK_DEVICE bool ark_wait_ended(ark_u32 running) {
 
 // Prefetches until the wait of task `running` ends: this task's weights from line `done` on (none
 // if `done` is negative), then those of the next task. Records of later tasks are not in shared
-// memory. word: receives the loads.
-ARK_DEVICE void ark_prefetch(ArkCtx& c, const ArkLoop& loop, ark_u32 running, int done,
-                             ark_u32& word) {
+// memory.
+ARK_DEVICE void ark_prefetch(ArkCtx& c, const ArkLoop& loop, ark_u32 running, int done) {
   int asked = 0;
 #pragma unroll 1
   for (ark_u32 ahead = done < 0 ? 1u : 0u; ahead <= 1u; ++ahead) {
@@ -75,15 +74,15 @@ ARK_DEVICE bool ark_poll_first(ArkCtx& c) {
   return true;
 }
 
-// Like ark_enter, with prefetches meanwhile. ready: the result of ark_poll_first. done, word: see
+// Like ark_enter, with prefetches meanwhile. ready: the result of ark_poll_first. done: see
 // ark_prefetch.
-ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, bool ready, int done, ark_u32& word) {
+ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, bool ready, int done) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
   const ark_u32 running = ark_warp_load(&c.warps[ark_warp()]);
   const ArkTask& task = loop.tasks[running % ARK_SLOTS];
   bool go = true;
   if (task.wait_begin != task.wait_end) {
-    if (ark_warp() == ARK_PREFETCHER) ark_prefetch(c, loop, running, done, word);
+    if (ark_warp() == ARK_PREFETCHER) ark_prefetch(c, loop, running, done);
     if (!ready) go = ark_wait_task(ark_turned_team(), loop, running);
     if (ark_turned_team().thread == 0u) ark_wait_ends(running);
     go = ark_agree(go);
@@ -123,19 +122,18 @@ ARK_DEVICE void ark_signal_early(ArkCtx& c) {
 
 // Called by waves that wait for packets, or have none to wait for, before the wait. Prefetches the
 // next task's weights until one wave has called ark_packets_arrived.
-ARK_DEVICE void ark_prefetch_for_packets(ArkCtx& c, ark_u32& word) {
+ARK_DEVICE void ark_prefetch_for_packets(ArkCtx& c) {
   if (ark_warp() != ARK_PREFETCHER) return;
   const ArkLoop& loop = *reinterpret_cast<const ArkLoop*>(ARK_SCRATCH(c) - ARK_LOOP_BYTES);
-  ark_prefetch(c, loop, ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP, -1, word);
+  ark_prefetch(c, loop, ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP, -1);
 }
 ARK_DEVICE void ark_packets_arrived(ArkCtx& c) {
   if (ark_tid() == 0) ark_wait_ends(ark_warp_load(&c.warps[0]) & ~ARK_GAVE_UP);
 }
 #else
 ARK_DEVICE bool ark_poll_first(ArkCtx&) { return false; }
-ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, bool, int, ark_u32&) { return ark_enter(c); }
-ARK_DEVICE void ark_prefetch_for_packets(ArkCtx&, ark_u32&) {}
+ARK_DEVICE bool ark_enter_prefetching(ArkCtx& c, bool, int) { return ark_enter(c); }
+ARK_DEVICE void ark_prefetch_for_packets(ArkCtx&) {}
 ARK_DEVICE void ark_packets_arrived(ArkCtx&) {}
 ARK_DEVICE void ark_signal_early(ArkCtx&) {}
 #endif
-ARK_DEVICE void ark_prefetch_done(ark_u32 word) { asm volatile("" ::"v"(word)); }
