@@ -191,6 +191,15 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       }
     }
   };
+  // The places of this thread's sums. The empty statement makes the compiler compute them before the
+  // wait.
+  int row_at[OWN], column_at[OWN];
+#pragma unroll
+  for (int o = 0; o < OWN; ++o) {
+    row_at[o] = (tid + o * ARK_THREADS) % UNITS * WIDTH;
+    column_at[o] = (tid + o * ARK_THREADS) / UNITS;
+    asm volatile("" : "+v"(row_at[o]), "+v"(column_at[o]));
+  }
   const bool ready = ENTERS && ark_poll_first(c);
   fill(true);
   const ArkNextLines next = ark_next_lines(c, weights);
@@ -209,7 +218,10 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       factors[i].template ask<K>(prologue, warp + i * ARK_WARPS, weights);
       input[i].template ask<K>(c, x, m, warp + i * ARK_WARPS, weights);
     }
+    // The input's loads come first, because loads return in order.
+    __builtin_amdgcn_sched_barrier(0);
     if (ONCE) fill(false);
+    __builtin_amdgcn_sched_barrier(0);
 #pragma unroll 1
     for (int round = 0; round < CHUNKS; round += ROUND) {
 #pragma unroll
@@ -276,9 +288,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       }
     }
     float ahead[OWN][1][WIDTH] = {};
-    const auto place = [&](int o) { return tid + o * ARK_THREADS; };
-    const auto row_of = [&](int o) { return top + place(o) % UNITS * WIDTH; };
-    const auto input_row = [&](int o) { return place(o) / UNITS; };
+    const auto row_of = [&](int o) { return top + row_at[o]; };
+    const auto input_row = [&](int o) { return column_at[o]; };
     const auto stored = [&](int o) { return input_row(o) < M && row_of(o) < rows; };
 #pragma unroll
     for (int o = 0; o < OWN; ++o) {
