@@ -6,7 +6,14 @@ ARK_DEVICE void ark_restore_signals(ark_u32 i) {
   if (ark_tid() == 0) loop.tasks[i % ARK_SLOTS].signal_end = ark_signalled.end;
 }
 
-extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS), amdgpu_num_vgpr(252))) void
+// On CDNA, prefetches write register 252 (tasks/prefetch.h), so the compiler uses those before it.
+#if defined(__GFX9__)
+#define ARK_REGISTERS __attribute__((amdgpu_num_vgpr(252)))
+#else
+#define ARK_REGISTERS
+#endif
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS)))
+ARK_REGISTERS void
 ark_loop(ArkParams) {
   if (ark_tid() == 0) {
     ark_waited = 0u;

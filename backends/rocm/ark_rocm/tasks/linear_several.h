@@ -340,7 +340,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
     if (ONCE) break;
     ark_sync();
   }
-  ark_signal_early(c);
+  if (ENTERS) ark_signal_early(c);
 #pragma unroll
   for (int i = 0; i < W::NEXT; ++i) asm volatile("" ::"v"(asked[i]));
   return true;
