@@ -1,19 +1,23 @@
-// The loop kernel's entry point on AMD GPUs: one workgroup per processor. The launch sets the size
-// of its shared memory. The parameters are read from the kernel argument segment without a copy.
+// The end of the kernel's source: its entry point, and a function that needs the structures of the
+// loop.
 
 ARK_DEVICE void ark_restore_signals(ark_u32 i) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ark_lds);
   if (ark_tid() == 0) loop.tasks[i % ARK_SLOTS].signal_end = ark_signalled.end;
 }
 
-// On CDNA, prefetches write register 252 (tasks/prefetch.h), so the compiler uses those before it.
+// On CDNA, prefetches write register 252 (tasks/prefetch.h); the compiler uses only those before
+// it.
 #if defined(__GFX9__)
-#define ARK_REGISTERS __attribute__((amdgpu_num_vgpr(252)))
+#define ARK_REGISTERS amdgpu_num_vgpr(252)
 #else
-#define ARK_REGISTERS
+#define ARK_REGISTERS amdgpu_num_vgpr(256)
 #endif
-extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS)))
-ARK_REGISTERS void
+
+// The loop kernel's entry point on AMD GPUs: one workgroup per processor. The launch sets the size
+// of its shared memory. The parameters are read from the kernel argument segment without a copy.
+extern "C" __attribute__((global, amdgpu_flat_work_group_size(ARK_THREADS, ARK_THREADS),
+                          ARK_REGISTERS)) void
 ark_loop(ArkParams) {
   if (ark_tid() == 0) {
     ark_waited = 0u;

@@ -169,8 +169,9 @@ ARK_DEVICE bool ark_agree(bool v) {
   ark_sync();
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
-// Like ark_agree (and ark_all), with one barrier instead of two, at the end of task `turn`. Consecutive votes use two slots
-// alternately. So a slot is overwritten only two votes later, when all waves have read its result.
+// Like ark_agree (and ark_all), with one barrier instead of two, at the end of task `turn`.
+// Consecutive votes use two slots alternately. So a slot is overwritten only two votes later, when
+// all waves have read its result.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];

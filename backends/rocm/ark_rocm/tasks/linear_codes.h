@@ -99,7 +99,8 @@ struct ArkSeveralCodes<ArkRow<C, K, GROUP, S, ZERO>, R> {
   static constexpr int STEPS = 4, HALF = STEPS * ARK_STEP;  // HALF: elements of a half of a chunk
   static constexpr int SCALES = GROUP % HALF == 0 || GROUP == K ? 1 : STEPS;
   static constexpr int ROW_BYTES = sizeof(Row);
-  static constexpr int ROWS = R, BITS = ARK_CODE_BITS<C>, MOST = R == 8 ? 4 : 8, NEXT = 2, EARLY = MOST;
+  static constexpr int ROWS = R, BITS = ARK_CODE_BITS<C>, MOST = R == 8 ? 4 : 8, NEXT = 2,
+                       EARLY = MOST;
   typedef ark_u32 Load __attribute__((ext_vector_type(BITS / 4)));  // eight codes
   struct Piece {
     Load words[STEPS];

@@ -191,8 +191,8 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
       }
     }
   };
-  // The places of this thread's sums. The empty statement makes the compiler compute them before the
-  // wait.
+  // The places of this thread's sums. The empty statement makes the compiler compute them before
+  // the wait.
   int row_at[OWN], column_at[OWN];
 #pragma unroll
   for (int o = 0; o < OWN; ++o) {
