@@ -16,6 +16,35 @@ from ark_rocm_emulator.compile import TARGETS, compile_hip
 from ark_rocm_emulator.engine import core
 
 BLOCKS, THREADS = 64, 256
+# Products of tiles whose elements are VALUE.
+MATRIX = """
+        typedef float f4 __attribute__((ext_vector_type(4)));
+        typedef float f8 __attribute__((ext_vector_type(8)));
+        typedef _Float16 h4 __attribute__((ext_vector_type(4)));
+        typedef _Float16 h16 __attribute__((ext_vector_type(16)));
+        #if defined(__GFX9__)
+        typedef h4 Operand; typedef f4 Sum;
+        #define MULTIPLY(a, b, c) __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0)
+        #else
+        typedef h16 Operand; typedef f8 Sum;
+        #define MULTIPLY(a, b, c) __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c)
+        #endif
+        __shared__ _Float16 held[512 * sizeof(Operand) / 2];
+        for (unsigned k = t; k < sizeof(held) / 2; k += 256) held[k] = (_Float16)VALUE;
+        __syncthreads();
+        const Operand* at = (const Operand*)held;
+        Sum c[2][4] = {};
+        for (int i = 0; i < n / 8; ++i) {
+          Operand a[2], b[4];
+          for (int k = 0; k < 2; ++k) a[k] = at[(t % 16 + 16 * k + i) & 511];
+          for (int k = 0; k < 4; ++k) b[k] = at[(t % 16 + 16 * k + 7 * i + 256) & 511];
+          for (int k = 0; k < 8; ++k) {
+            c[k / 4][k % 4] = MULTIPLY(a[k / 4], b[k % 4], c[k / 4][k % 4]);
+          }
+        }
+        float sum = 0;
+        for (int k = 0; k < 8; ++k) sum += c[k / 4][k % 4][k % 4];
+        out[i0] = sum;"""
 PROGRAMS = {
     "valu": """
         float a = t, b = 1.5f, c = 0.25f, d = 2.0f;
@@ -54,33 +83,8 @@ PROGRAMS = {
         for (int i = 0; i < n; ++i) c = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, a, c);
         #endif
         out[i0] = c[0] + c[3];""",
-    "tiles": """
-        typedef float f4 __attribute__((ext_vector_type(4)));
-        typedef float f8 __attribute__((ext_vector_type(8)));
-        typedef _Float16 h4 __attribute__((ext_vector_type(4)));
-        typedef _Float16 h16 __attribute__((ext_vector_type(16)));
-        #if defined(__GFX9__)
-        typedef h4 Operand; typedef f4 Sum;
-        #define MULTIPLY(a, b, c) __builtin_amdgcn_mfma_f32_16x16x16f16(a, b, c, 0, 0, 0)
-        #else
-        typedef h16 Operand; typedef f8 Sum;
-        #define MULTIPLY(a, b, c) __builtin_amdgcn_wmma_f32_16x16x16_f16_w32(a, b, c)
-        #endif
-        __shared__ Operand held[512];
-        for (unsigned k = t; k < 512; k += 256) held[k] = (Operand)(_Float16)(k & 15);
-        __syncthreads();
-        Sum c[2][4] = {};
-        for (int i = 0; i < n / 8; ++i) {
-          Operand a[2], b[4];
-          for (int k = 0; k < 2; ++k) a[k] = held[(t % 16 + 16 * k + i) & 511];
-          for (int k = 0; k < 4; ++k) b[k] = held[(t % 16 + 16 * k + 7 * i + 256) & 511];
-          for (int k = 0; k < 8; ++k) {
-            c[k / 4][k % 4] = MULTIPLY(a[k / 4], b[k % 4], c[k / 4][k % 4]);
-          }
-        }
-        float sum = 0;
-        for (int k = 0; k < 8; ++k) sum += c[k / 4][k % 4][k % 4];
-        out[i0] = sum;""",
+    "tiles": MATRIX.replace("VALUE", "(k & 15)"),
+    "floats": MATRIX.replace("VALUE", "(((k * 2654435761u) >> 9) * 0x1p-22f - 1.0f)"),
 }
 
 

@@ -252,6 +252,46 @@ def test_product(arch: str, shape: Shape) -> None:
     close(run(arch, shape.name, shape, a, b, c), a, b, c)
 
 
+def _integers(shape: Shape, seed: int, unit: int) -> tuple[NDArray, NDArray, NDArray]:
+    """Returns integers A and B of as many bits as the types represent, at most 12, times
+    2 ** `unit`, and C: some fractions of the unit of A * B, some zeros, denormals and infinities.
+    """
+    rng = np.random.default_rng(seed)
+    a, b, c = operands(shape, seed)
+    scaled = []
+    for x in (a, b):
+        largest = 2 ** min(ml_dtypes.finfo(x.dtype).nmant + 1, 12) - 1
+        signs = rng.choice([1, 1, 1, -1], (shape.blocks, shape.size, 1))
+        values = signs * rng.integers(largest // 2, largest + 1, x.shape) * 2.0**unit
+        values[:, rng.integers(shape.size), rng.integers(shape.depth)] *= 0
+        scaled.append(values.astype(x.dtype))
+    c = (c * rng.choice([0.25, 1e3, 1e6], c.shape) * 2.0 ** (2 * unit)).astype(np.float32)
+    c[rng.random(c.shape) < 0.1] = -0.0
+    c[rng.random(c.shape) < 0.1] = 3e-45
+    c[rng.random(c.shape) < 0.1] = -np.inf
+    return scaled[0], scaled[1], c
+
+
+@pytest.mark.parametrize(("arch", "shape"), ALL, ids=[f"{a}-{s.name}" for a, s in ALL])
+def test_product_of_integers(arch: str, shape: Shape) -> None:
+    """Every sum of products of small integers is exact, so that only the sum with C rounds. The
+    emulator computes these sums as integers.
+    """
+    if shape.a is np.int8:
+        pytest.skip("test_product multiplies integers of 8 bits")
+    narrow = ml_dtypes.finfo(shape.a).maxexp < 100 or ml_dtypes.finfo(shape.b).maxexp < 100
+    for seed, unit in enumerate((0, -3) if narrow else (0, -40, -80, 50)):
+        a, b, c = _integers(shape, seed, unit)
+        if arch == "gfx90a" and shape.a is not np.float32:
+            c[abs(c) < 1e-37] = 0  # its matrix units flush denormals
+            if unit == -80:
+                continue
+        exact = np.einsum("nik,njk->nij", a.astype(np.float64), b.astype(np.float64))
+        with np.errstate(over="ignore"):
+            expected = (exact + c).astype(np.float32)
+        np.testing.assert_array_equal(run(arch, shape.name, shape, a, b, c), expected)
+
+
 def test_accumulator_registers() -> None:
     a, b, c = operands(FOUR, 2)
     close(run("gfx942", "in_agprs", FOUR, a, b, c), a, b, c)

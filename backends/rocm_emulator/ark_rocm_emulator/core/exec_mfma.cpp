@@ -28,16 +28,10 @@ struct Shape {
   int depth, blocks;
 };
 
-// Memory for a matrix A or B whose elements were converted to the type T. Row `block * depth + d`
-// holds the elements at place d along K, of all lines of a block; a line is a row of A or a column
-// of B.
-template <int kSize, class T>
-struct Tiles {
-  static constexpr int kElements = std::is_same_v<T, double> ? 512 : 1024;   // the largest
-  alignas(64) T at[kElements / kSize][kSize];
-};
+constexpr int kMostElements = 1024;   // of A or B
 
-// Points to the rows of a matrix, in all of its blocks.
+// The rows of a matrix A or B in all of its blocks. Row `block * depth + d` holds the elements at
+// place d along K, of all lines of a block; a line is a row of A or a column of B.
 template <int kSize, class T>
 using Lines = const T (*)[kSize];
 
@@ -70,27 +64,23 @@ template <int kSize, class In, class T>
   }
 }
 
-// Returns source number k converted to the type T. If the preceding MFMA has converted the same
-// registers, that result is returned; otherwise the result is written to `tiles`.
-template <int kSize, class In, class T>
-[[gnu::noinline]] Lines<kSize, T> load(Wave& w, const Inst& i, int k, Shape shape,
-                                       Tiles<kSize, T>& tiles) {
+// Returns source number k after conversion. If a preceding MFMA has converted the same registers,
+// that result is returned. A source that is not kept for later ones is put into `unshared`.
+template <int kSize, class In>
+[[gnu::noinline]] Widened& load(Wave& w, const Inst& i, int k, Shape shape, Widened& unshared) {
   const Operand& operand = i.src[k];
-  if constexpr (std::is_same_v<T, double>) {
-    if (operand.kind == Kind::Vgpr && (k == 0 || i.blgp == 0)) {
-      const int regs = kSize * shape.depth * shape.blocks / 64 * In::kBits / 32;
-      Widened& place = widened(w, k, operand.reg, regs);
-      auto* lines = reinterpret_cast<T(*)[kSize]>(place.at);
-      const Widened::Kind kind = {reinterpret_cast<Widened::Maker>(widen<kSize, In, T>), shape.depth,
-                                  shape.blocks, w.mode & 0x10};
-      if (!place.holds(kind, w.row(operand.reg), 1, regs * kLanes, 0)) {
-        widen<kSize, In, T>(w, i, k, shape, lines);
-      }
-      return lines;
-    }
+  const int elements = kSize * shape.depth * shape.blocks;
+  Widened* place = &unshared;
+  if (operand.kind == Kind::Vgpr && (k == 0 || i.blgp == 0)) {
+    const int regs = elements / kLanes * In::kBits / 32;
+    place = &widened(w, k, operand.reg, regs);
+    const auto maker = reinterpret_cast<Widened::Maker>(widen<kSize, In, float>);
+    const Widened::Kind kind = {maker, shape.depth, shape.blocks, w.mode & 0x10};
+    if (place->holds(kind, w.row(operand.reg), 1, regs * kLanes, 0)) return *place;
   }
-  widen<kSize, In, T>(w, i, k, shape, tiles.at);
-  return tiles.at;
+  const bool in_pairs = kInPairs<kSize> && shape.depth % 2 == 0;
+  place->fill<kSize>(elements, in_pairs, [&](auto* to) { widen<kSize, In>(w, i, k, shape, to); });
+  return *place;
 }
 
 // The block of A that block `block` of the product uses. With the modifier cbsz, one block (abid)
@@ -114,28 +104,55 @@ const uint32_t* rows_of_c(Wave& w, const Inst& i, int regs, uint32_t* copy) {
   return copy;
 }
 
+#if defined(ARK_PAIRS)
+// Computes D = C + A * B for operands that are small integers. The sums are exact in any order, so
+// that the result is the same as in double. A sum of zeros is positive there too.
+template <int kSize, class Unit>
+[[gnu::noinline]] void multiply_integers(Wave& w, const Inst& i, Shape shape, const Integers& a,
+                                         const Integers& b, Unit unit) {
+  constexpr int kMostBlocks = 64 / kSize;
+  alignas(64) uint32_t copy[kSize * kSize * kMostBlocks];
+  const uint32_t* c = rows_of_c(w, i, kSize * kSize * shape.blocks / 64, copy);
+  uint32_t* d = w.row(i.dst[0].reg);
+  const Lines<kSize, uint32_t> left = a.rows<kSize>(), right = b.rows<kSize>();
+  const int depth = shape.depth / 2;
+  for (int block = 0; block < shape.blocks; block++) {
+    multiply<kSize>(
+        left + block_of_a(i, block) * depth, right + block * depth, depth,
+        [](int, int) { return no_pairs(); },
+        [=](int row, int column, Pairs sum) {
+          const int at = word_in_d<kSize>(block, row) + column;
+          add_sums(d + at, sum, unit, c + at);
+        });
+  }
+}
+
+#endif
+
 // Computes D = C + A * B. Each sum is rounded once, when it is complete.
+template <int kSize>
+[[gnu::noinline]] void multiply_doubles(Wave& w, const Inst& i, Shape shape, Lines<kSize, double> a,
+                                        Lines<kSize, double> b) {
+  constexpr int kMostBlocks = 64 / kSize;
+  alignas(64) uint32_t copy[kSize * kSize * kMostBlocks];
+  const uint32_t* c = rows_of_c(w, i, kSize * kSize * shape.blocks / 64, copy);
+  uint32_t* d = w.row(i.dst[0].reg);
+  for (int block = 0; block < shape.blocks; block++) {
+    multiply<kSize>(
+        a + block_of_a(i, block) * shape.depth, b + block * shape.depth, shape.depth,
+        [](int, int) { return spread(0.0); },
+        [=](int row, int column, Doubles sum) {
+          const int at = word_in_d<kSize>(block, row) + column;
+          to_floats(d + at, sum + from_floats(c + at));
+        });
+  }
+}
+
+// The same for all types and sizes, and for modes in which results are not only rounded.
 template <int kSize, class T>
 [[gnu::noinline]] void multiply_to_d(Wave& w, const Inst& i, Shape shape, Lines<kSize, T> a,
                                      Lines<kSize, T> b, bool flushes) {
   constexpr int kMostBlocks = 64 / kSize;
-  if constexpr (std::is_same_v<T, double> && kSize % kDoubles == 0) {
-    if (!flushes && !saturates(w)) {
-      alignas(64) uint32_t copy[kSize * kSize * kMostBlocks];
-      const uint32_t* c = rows_of_c(w, i, kSize * kSize * shape.blocks / 64, copy);
-      uint32_t* d = w.row(i.dst[0].reg);
-      for (int block = 0; block < shape.blocks; block++) {
-        multiply<kSize>(
-            a + block_of_a(i, block) * shape.depth, b + block * shape.depth, shape.depth,
-            [](int, int) { return spread(0); },
-            [=](int row, int column, Doubles sum) {
-              const int at = word_in_d<kSize>(block, row) + column;
-              to_floats(d + at, sum + from_floats(c + at));
-            });
-      }
-      return;
-    }
-  }
   alignas(64) T sums[kMostBlocks][kSize][kSize] = {};
   for (int block = 0; block < shape.blocks; block++) {
     multiply_add(a + block_of_a(i, block) * shape.depth, b + block * shape.depth, shape.depth,
@@ -150,18 +167,56 @@ template <int kSize, class T>
   }
 }
 
+// Chooses the fastest of these functions.
+template <int kSize>
+[[gnu::noinline]] void multiply_floats(Wave& w, const Inst& i, Shape shape, Widened& a, Widened& b,
+                                       bool flushes) {
+  const bool rounds_only = kSize % kDoubles == 0 && !flushes && !saturates(w);
+#if defined(ARK_PAIRS)
+  if constexpr (kInPairs<kSize>) {
+    if (rounds_only && a.integers.exact && b.integers.exact) {
+      const int unit = a.integers.unit + b.integers.unit;
+      const int bits = a.integers.bits + b.integers.bits +
+                       std::bit_width(static_cast<unsigned>(shape.depth) - 1);
+      // If a sum is exact as a float, then float arithmetic rounds it and C once, too.
+      if (bits <= 24 && unit >= -149 && unit + bits <= 127) {
+        multiply_integers<kSize>(w, i, shape, a.integers, b.integers, std::ldexp(1.0f, unit));
+      } else {
+        multiply_integers<kSize>(w, i, shape, a.integers, b.integers, std::ldexp(1.0, unit));
+      }
+      return;
+    }
+  }
+#endif
+  const auto left = a.doubles<kSize>(), right = b.doubles<kSize>();
+  if constexpr (kSize % kDoubles == 0) {
+    if (rounds_only) {
+      multiply_doubles<kSize>(w, i, shape, left, right);
+      return;
+    }
+  }
+  multiply_to_d<kSize, double>(w, i, shape, left, right, flushes);
+}
+
 // There are handlers for many combinations of types and sizes. To save compile time, the large
 // functions are templates of only a matrix size and one type (the type of an operand or of the
 // sums).
 template <int kSize, int kDepth, int kBlocks, class A, class B>
 void multiply(Wave& w, const Inst& i) {
   constexpr Shape kShape = {kDepth, kBlocks};
-  using T = SumOf<A>;
-  Tiles<kSize, T> a, b;
-  static_assert(kDepth * kBlocks * kSize <= decltype(a)::kElements);
-  const Lines<kSize, T> left = load<kSize, A, T>(w, i, 0, kShape, a);
-  const Lines<kSize, T> right = load<kSize, B, T>(w, i, 1, kShape, b);
-  multiply_to_d<kSize, T>(w, i, kShape, left, right, A::kBits == 16 && flushes_denormals(w));
+  if constexpr (std::is_same_v<SumOf<A>, double>) {
+    static_assert(kDepth * kBlocks * kSize <= Widened::kElements);
+    Widened unshared[2];
+    Widened &a = load<kSize, A>(w, i, 0, kShape, unshared[0]),
+            &b = load<kSize, B>(w, i, 1, kShape, unshared[1]);
+    multiply_floats<kSize>(w, i, kShape, a, b, A::kBits == 16 && flushes_denormals(w));
+  } else {
+    static_assert(kDepth * kBlocks * kSize <= kMostElements);
+    alignas(64) int32_t a[kMostElements / kSize][kSize], b[kMostElements / kSize][kSize];
+    widen<kSize, A>(w, i, 0, kShape, a);
+    widen<kSize, B>(w, i, 1, kShape, b);
+    multiply_to_d<kSize, int32_t>(w, i, kShape, a, b, false);
+  }
 }
 
 // MFMA of f64 differs from the other types: a lane holds one element of an operand, elements are

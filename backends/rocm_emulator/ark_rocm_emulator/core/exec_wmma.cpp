@@ -50,40 +50,39 @@ float widen(uint32_t bits) {
 
 using Lines = const double (*)[kSize];
 
-template <In kIn>
-void widen_rows(const uint32_t* words, int apart, double (*to)[kSize]) {
-  const auto widen_both = kIn == In::F16 ? widen_halves : widen_bf16;
+template <In kIn, class T>
+void widen_rows(const uint32_t* words, int apart, T (*to)[kSize]) {
+  const auto widen_both = kIn == In::F16 ? widen_halves<T> : widen_bf16<T>;
   for (int e = 0; e < kSize; e += 2) widen_both(words + e / 2 * apart, kSize, to[e], to[e + 1]);
 }
 
 // Returns source number k of the instruction (0: A, 1: B) converted to double. The first index of
 // the result is the place along K, the second one is the row of A or the column of B. An earlier
-// conversion of the same registers is used if there is one; otherwise the result is written to
-// `tile`. The modifiers neg and neg_hi negate the elements at even and odd places along K.
+// conversion of the same registers is used if there is one. A source with modifiers is put into
+// `unshared`. The modifiers neg and neg_hi negate the elements at even and odd places along K.
 template <In kIn>
-Lines load_floats(Wave& w, const Inst& i, int k, Tile<double>& tile) {
+Lines load_floats(Wave& w, const Inst& i, int k, Widened& unshared) {
   const Operand& operand = i.src[k];
   const bool negated[2] = {(i.neg >> k & 1) != 0, (i.abs >> k & 1) != 0};
-  if (operand.kind == Kind::Vgpr && !negated[0] && !negated[1]) {
-    Widened& place = widened(w, k, operand.reg, kSize / 2);
-    auto* lines = reinterpret_cast<double(*)[kSize]>(place.at);
-    const Widened::Kind kind = {reinterpret_cast<Widened::Maker>(widen_rows<kIn>), kSize, 1, 0};
-    if (!place.holds(kind, w.row(operand.reg), kSize / 2, kSize, kLanes)) {
-      widen_rows<kIn>(w.row(operand.reg), kLanes, lines);
-    }
-    return lines;
-  }
-  alignas(64) uint32_t constant[kLanes];
   const bool in_registers = operand.kind == Kind::Vgpr;
+  Widened* place = &unshared;
+  alignas(64) uint32_t constant[kLanes];
+  const uint32_t* words = in_registers ? w.row(operand.reg) : constant;
   if (!in_registers) fill_row(constant, operand.lo, kLanes);
-  widen_rows<kIn>(in_registers ? w.row(operand.reg) : constant, in_registers ? kLanes : 0, tile);
-  for (int odd = 0; odd < 2; odd++) {
-    if (!negated[odd]) continue;
-    for (int e = odd; e < kSize; e += 2) {
-      for (double& value : tile[e]) value = -value;
-    }
+  if (in_registers && !negated[0] && !negated[1]) {
+    place = &widened(w, k, operand.reg, kSize / 2);
+    const auto maker = reinterpret_cast<Widened::Maker>(widen_rows<kIn, float>);
+    const Widened::Kind kind = {maker, kSize, 1, 0};
+    if (place->holds(kind, words, kSize / 2, kSize, kLanes)) return place->doubles<kSize>();
   }
-  return tile;
+  place->fill<kSize>(kSize * kSize, false, [&](auto* lines) {
+    widen_rows<kIn>(words, in_registers ? kLanes : 0, lines);
+    for (int e = 0; e < kSize; e++) {
+      if (!negated[e % 2]) continue;
+      for (auto& value : lines[e]) value = -value;
+    }
+  });
+  return place->doubles<kSize>();
 }
 
 // Applies the modifiers abs and neg of the addend C.
@@ -105,7 +104,8 @@ int result_lane(int row) { return row % 2 * kSize; }
 template <In kIn>
 void wmma_f32(Wave& w, const Inst& i) {
   expect_wave32(w, i);
-  alignas(64) Tile<double> left, right, sums;
+  alignas(64) Tile<double> sums;
+  Widened left, right;
   alignas(64) uint32_t constant[kLanes];
   const Lines a = load_floats<kIn>(w, i, 0, left), b = load_floats<kIn>(w, i, 1, right);
   if (i.src[2].kind == Kind::Vgpr && i.src[2].reg == i.dst[0].reg && ((i.abs | i.neg) & 4) == 0) {
@@ -135,7 +135,8 @@ void wmma_f32(Wave& w, const Inst& i) {
 template <In kIn>
 void wmma_16(Wave& w, const Inst& i) {
   expect_wave32(w, i);
-  alignas(64) Tile<double> left, right, sums;
+  alignas(64) Tile<double> sums;
+  Widened left, right;
   alignas(64) uint32_t constant[kLanes];
   const Lines a = load_floats<kIn>(w, i, 0, left), b = load_floats<kIn>(w, i, 1, right);
   const int shift = (i.opsel & 4) != 0 ? 16 : 0;

@@ -37,8 +37,9 @@ inline uint32_t without_denormal(uint32_t bits) {
 template <int kWidth>
 struct InHalf {   // f16 or bf16. kWidth: the number of bits of the exponent
   static constexpr int kBits = 16;
-  // Converts both halves of `count` dwords (at most kLanes) to doubles.
-  static void widen_both(const Wave& w, const uint32_t* from, int count, double* low, double* high) {
+  // Converts both halves of `count` dwords (at most kLanes) to numbers.
+  template <class T>
+  static void widen_both(const Wave& w, const uint32_t* from, int count, T* low, T* high) {
     alignas(64) uint32_t flushed[kLanes];
     if (flushes_denormals(w)) {
       for (int l = 0; l < count; l++) {
@@ -46,9 +47,14 @@ struct InHalf {   // f16 or bf16. kWidth: the number of bits of the exponent
       }
       from = flushed;
     }
-    kWidth == 5 ? widen_halves(from, count, low, high) : widen_bf16(from, count, low, high);
+    if constexpr (kWidth == 5) {
+      widen_halves(from, count, low, high);
+    } else {
+      widen_bf16(from, count, low, high);
+    }
   }
-  static void widen(const Wave& w, const uint32_t* from, int shift, int count, double* to) {
+  template <class T>
+  static void widen(const Wave& w, const uint32_t* from, int shift, int count, T* to) {
     for (int l = 0; l < count; l++) {
       const uint32_t bits = from[l] >> shift & 0xffff, value = flushes_denormals(w) ? kept(bits) : bits;
       to[l] = kWidth == 5 ? half_to_float(static_cast<uint16_t>(value)) : as_float(value << 16);
@@ -66,7 +72,8 @@ using InBF16 = InHalf<8>;
 template <uint32_t kKept>
 struct InFloat {   // f32, the only type for which MODE may flush denormals; kKept: the bits used
   static constexpr int kBits = 32;
-  static void widen(const Wave& w, const uint32_t* from, int, int count, double* to) {
+  template <class T>
+  static void widen(const Wave& w, const uint32_t* from, int, int count, T* to) {
     const bool flushes = (w.mode & 0x10) == 0;
     for (int l = 0; l < count; l++) {
       const uint32_t bits = from[l] & kKept;
@@ -87,7 +94,8 @@ struct InI8 {
 template <Small kFnuz, Small kOcp>
 struct InSmall {
   static constexpr int kBits = 8;
-  static void widen(const Wave& w, const uint32_t* from, int shift, int count, double* to) {
+  template <class T>
+  static void widen(const Wave& w, const uint32_t* from, int shift, int count, T* to) {
     const float* table = small_table(has_fnuz(w) ? kFnuz : kOcp);
     for (int l = 0; l < count; l++) to[l] = table[(from[l] >> shift) & 0xff];
   }
