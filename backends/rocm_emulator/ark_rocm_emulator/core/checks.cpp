@@ -31,6 +31,7 @@ void GridChecksDeleter::operator()(GridChecks* checks) const {
     const uint32_t slot = checks->slots[k];
     if (k < checks->waves.size()) world.slots[slot].epoch = checks->waves[k]->epoch + 1;
     world.slots[slot].live = false;
+    world.endings++;
     ledger_end(slot);
     world.free_slots.push_back(slot);
   }
@@ -333,15 +334,14 @@ void shadow_share(ShadowPages& shadow, void* records) {
 void shadow_mark_written(ShadowPages& shadow, uint64_t offset, uint64_t size) {
   const std::lock_guard lock(World::get().mutex);
   if (shadow.track_init) {
-    if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
-    std::fill(shadow.initialised.begin() + static_cast<int64_t>(offset),
-              shadow.initialised.begin() + static_cast<int64_t>(offset + size), true);
+    shadow.initialised.prepare(shadow.size);
+    shadow.initialised.add(offset, size);
   }
   const uint64_t first = offset / 4, last = (offset + size + 3) / 4;
   for (auto& [number, page] : shadow.pages) {
     const uint64_t base = number * ShadowPages::kCells;
     const uint64_t begin = std::max(first, base), end = std::min(last, base + ShadowPages::kCells);
-    for (uint64_t k = begin; k < end; k++) (*page)[k - base] = CellState();
+    for (uint64_t k = begin; k < end; k++) (*page)[k - base].reset();
   }
   std::erase_if(shadow.syncs, [&](const auto& s) { return s.first >= first && s.first < last; });
   if (shadow.shared != nullptr) clear_cells(shadow, first, last);

@@ -47,15 +47,15 @@ void check_arguments(const Access& x, uint64_t address, int bytes, int lane) {
 void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, int bytes, int lane,
                        uint64_t address) {
   if (!shadow.track_init) return;
-  if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
-  const auto begin = shadow.initialised.begin() + static_cast<int64_t>(offset);
+  shadow.initialised.prepare(shadow.size);
+  const auto count = static_cast<uint64_t>(bytes);
   if (x.kind == AccessKind::Write) {
-    std::fill(begin, begin + bytes, true);
+    shadow.initialised.add(offset, count);
     return;
   }
-  const auto missing = std::find(begin, begin + bytes, false);
-  if (missing == begin + bytes) return;
-  const uint64_t at = address + static_cast<uint64_t>(missing - begin);
+  const uint64_t missing = shadow.initialised.missing(offset, count);
+  if (missing == offset + count) return;
+  const uint64_t at = address + (missing - offset);
   throw Fault{ErrorKind::Uninitialised,
               *x.i.name + " reads bytes that nobody" +
                   (x.lds ? " of the workgroup has written yet: " : " has written: ") + place(x, at),

@@ -40,6 +40,7 @@ class CheckedAgent final : public Agent {
     const std::lock_guard lock(world.mutex);
     world.slots[slot_].epoch++;
     world.slots[slot_].live = false;
+    world.endings++;
     world.free_slots.push_back(slot_);
   }
 
@@ -61,7 +62,7 @@ class CheckedAgent final : public Agent {
       for (const Record& r : cell.writes) {
         if ((r.bytes & b) != 0 && !after_write(r)) return race("reads", r, "wrote");
       }
-      std::erase_if(cell.reads, [&](const Record& r) { return r.slot == slot_ && r.bytes == b; });
+      cell.reads.remove([&](const Record& r) { return r.slot == slot_ && r.bytes == b; });
       if (cell.reads.size() < kMostReaders) cell.reads.push_back(record(b, Stamp::Plain));
       return std::string();
     });
@@ -163,8 +164,8 @@ class CheckedAgent final : public Agent {
     } else if (sync != shadow.syncs.end()) {
       sync->second.assign(1, mine);
     }
-    const auto drop = [bytes](std::vector<Record>& records) {
-      std::erase_if(records, [bytes](Record& r) {
+    const auto drop = [bytes](Records& records) {
+      records.remove([bytes](Record& r) {
         return (r.bytes = static_cast<uint8_t>(r.bytes & ~bytes)) == 0;
       });
     };
@@ -177,17 +178,16 @@ class CheckedAgent final : public Agent {
 
   static void initialise(ShadowPages& shadow, uint64_t index, uint8_t bytes) {
     if (!shadow.track_init) return;
-    if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
+    shadow.initialised.prepare(shadow.size);
     for (uint64_t k = 0; k < 4 && index * 4 + k < shadow.size; k++) {
-      if ((bytes >> k & 1) != 0) shadow.initialised[index * 4 + k] = true;
+      if ((bytes >> k & 1) != 0) shadow.initialised.add(index * 4 + k, 1);
     }
   }
 
   static bool uninitialised(const ShadowPages& shadow, uint64_t index, uint8_t bytes) {
     if (!shadow.track_init) return false;
     for (uint64_t k = 0; k < 4 && index * 4 + k < shadow.size; k++) {
-      const bool known = !shadow.initialised.empty() && shadow.initialised[index * 4 + k];
-      if ((bytes >> k & 1) != 0 && !known) return true;
+      if ((bytes >> k & 1) != 0 && !shadow.initialised.contains(index * 4 + k)) return true;
     }
     return false;
   }

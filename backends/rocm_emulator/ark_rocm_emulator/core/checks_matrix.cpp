@@ -47,6 +47,7 @@ MatrixRole role_of(const Inst& i, Arch arch) {
   role.known = true;
   if (i.op == nullptr) return role;
   const std::string_view name = i.op->name;
+  if (name == "s_nop") role.states = static_cast<uint8_t>((i.imm & 15) + 1);
   switch (i.format) {
     case Format::FLAT: case Format::GLOBAL: case Format::SCRATCH: case Format::MUBUF:
     case Format::DS:
@@ -157,40 +158,50 @@ class Checker {
       const int states = touch == Touch::ReadC ? before_c(role(from), role_, arch_, same,
                                                           from.by->op == i_.op)
                                                : after_write(role(from), role_, arch_, touch);
-      need(states, from, name(reg), "written by");
+      need(states, from, reg, "written by");
     }
     const HazardTouch& dot = c_.by_dot[reg];
     if (role_.matrix) {
-      need(2, c_.by_vector[reg], name(reg), "written by");
+      need(2, c_.by_vector[reg], reg, "written by");
     } else if (dot.by != nullptr) {
       // The hardware forwards sums between products of the same operation, so these need no wait
       // states.
       const bool sum = &operand == &i_.src[2] || operand.ty == Ty::Tied;
-      if (dot.by->op != i_.op || !sum) need(3, dot, name(reg), "written by");
+      if (dot.by->op != i_.op || !sum) need(3, dot, reg, "written by");
     }
   }
 
   void write(unsigned reg) const {
     const HazardTouch& from = c_.by_matrix[reg];
     if (from.by != nullptr) {
-      need(after_write(role(from), role_, arch_, Touch::Write), from, name(reg), "written by");
+      need(after_write(role(from), role_, arch_, Touch::Write), from, reg, "written by");
     }
     const HazardTouch& reader = c_.as_c[reg];
     if (reader.by != nullptr) {
-      need(role(reader).passes - 1, reader, name(reg), "read as C by");
+      need(role(reader).passes - 1, reader, reg, "read as C by");
     }
     const HazardTouch& dot = c_.by_dot[reg];
-    if (dot.by != nullptr && dot.by->op != i_.op) need(3, dot, name(reg), "written by");
+    if (dot.by != nullptr && dot.by->op != i_.op) need(3, dot, reg, "written by");
   }
 
   static std::string name(unsigned reg) {
     return (reg < 256 ? "v" : "a") + std::to_string(reg % 256);
   }
+  static std::string name(const char* what) { return what; }
 
-  void need(int states, const HazardTouch& from, const std::string& what, const char* how) const {
+  // Reports an error if fewer than `states` wait states have passed since `from`. what: the number
+  // of a register, or a text.
+  template <class What>
+  void need(int states, const HazardTouch& from, What what, const char* how) const {
     if (from.by == nullptr) return;
     const uint64_t between = c_.states - from.state - 1;
-    if (between >= static_cast<uint64_t>(std::max(states, 0))) return;
+    if (between < static_cast<uint64_t>(std::max(states, 0))) {
+      report(states, between, from, name(what), how);
+    }
+  }
+
+  [[noreturn, gnu::noinline]] void report(int states, uint64_t between, const HazardTouch& from,
+                                          const std::string& what, const char* how) const {
     throw Fault{ErrorKind::MissingWait,
                 *i_.name + " comes " + std::to_string(between) + " wait states after " +
                     *from.by->name + " at " + w_.grid->where(w_, from.by->pc).function + "; " +
@@ -217,11 +228,11 @@ void check_matrix_hazards(Wave& w, const Inst& i) {
   MatrixHistory& history = w.checks->matrix;
   if (role.matrix || role.vector || role.memory) {
     Checker checker(w, i, role);
-    checker.all();
+    history.used |= role.matrix || role.dot;
+    if (history.used) checker.all();
     checker.note();
   }
-  const bool nop = i.op != nullptr && i.format == Format::SOPP && i.op->name == "s_nop";
-  history.states += nop ? static_cast<uint64_t>(i.imm & 15) + 1 : 1;
+  history.states += role.states;
 }
 
 }  // namespace ark_emu

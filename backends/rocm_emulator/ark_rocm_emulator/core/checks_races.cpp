@@ -116,11 +116,16 @@ bool spins(const Wave& w, uint32_t load) {
   return stays;
 }
 
+bool spins(const Access& x) {
+  if (!x.spins.has_value()) x.spins = spins(x.w, x.i.pc);
+  return *x.spins;
+}
+
 // True if two unordered accesses are allowed, because both are atomic. An LDS load that polls
 // counts as atomic.
 bool may_meet(const Access& x, const Record& other, bool other_writes) {
   const bool atomic_other = other.stamp == Stamp::Atomic;
-  if (x.lds && x.kind == AccessKind::Read && other.stamp == Stamp::Plain) return spins(x.w, x.i.pc);
+  if (x.lds && x.kind == AccessKind::Read && other.stamp == Stamp::Plain) return spins(x);
   if (x.lds && x.stamp == Stamp::Plain && !other_writes) return spins(x.w, other.pc);
   if (x.stamp == Stamp::Atomic) {
     const bool polled = x.lds && !other_writes && polls(x.w, other.pc);
@@ -130,30 +135,43 @@ bool may_meet(const Access& x, const Record& other, bool other_writes) {
   return x.lds && atomic_other && x.kind == AccessKind::Read && polls(x.w, x.i.pc);
 }
 
-void forget(std::vector<Record>& records, uint8_t bytes) {
-  std::erase_if(records, [bytes](Record& r) {
+void forget(Records& records, uint8_t bytes) {
+  records.remove([bytes](Record& r) {
     r.bytes &= static_cast<uint8_t>(~bytes);
     return r.bytes == 0;
   });
 }
 
-void remember(std::vector<Record>& records, const Record& fresh, bool replace_all) {
-  if (replace_all) {
-    forget(records, fresh.bytes);
-  } else {
-    for (Record& r : records) {
-      if (r.slot == fresh.slot && r.stamp == fresh.stamp) {
-        const uint8_t bytes = r.bytes | fresh.bytes;
-        r = fresh;
-        r.bytes = bytes;
-        return;
-      }
-    }
+void remember_write(CellState& cell, const Record& fresh) {
+  forget(cell.writes, fresh.bytes);
+  cell.writes.push_back(fresh);
+  forget(cell.reads, fresh.bytes);
+}
+
+void remember_read(const Access& x, CellState& cell, const Record& fresh) {
+  Records& records = cell.reads;
+  const auto mine = [&](const Record& r) { return r.slot == fresh.slot && r.stamp == fresh.stamp; };
+  if (x.hint >= records.size() || !mine(records[x.hint])) {
+    const auto found = std::find_if(records.begin(), records.end(), mine);
+    x.hint = static_cast<size_t>(found - records.begin());
+  }
+  if (x.hint < records.size()) {
+    Record& known = records[x.hint];
+    const uint8_t bytes = known.bytes | fresh.bytes;
+    known = fresh;
+    known.bytes = bytes;
+    return;
+  }
+  if (records.size() >= kMaxReaders) {
+    const uint32_t endings = World::get().endings;
+    if (cell.full == endings) return;
+    records.remove([](const Record& r) { return has_ended(r.slot, r.epoch); });
     if (records.size() >= kMaxReaders) {
-      std::erase_if(records, [](const Record& r) { return has_ended(r.slot, r.epoch); });
-      if (records.size() >= kMaxReaders) return;
+      cell.full = endings;
+      return;
     }
   }
+  x.hint = records.size();
   records.push_back(fresh);
 }
 
@@ -215,6 +233,7 @@ void contribute(const Access& x, ShadowPages& shadow, uint64_t index, const Cell
     sync->second.push_back(mine);
     return;
   }
+  if (shadow.syncs.empty()) return;
   const auto sync = shadow.syncs.find(index);
   if (sync != shadow.syncs.end()) sync->second.assign(1, mine);
 }
@@ -295,18 +314,17 @@ void check_cell(const Access& x, ShadowPages& shadow, uint64_t index, uint8_t by
   const bool learns = x.kind == AccessKind::Atomic || x.coherent || x.lds;
   if (learns) {
     const bool flag = x.kind == AccessKind::Atomic || x.coherent ||
-                      shadow.syncs.contains(index) ||
-                      (x.lds && x.kind == AccessKind::Read && spins(x.w, x.i.pc));
+                      (!shadow.syncs.empty() && shadow.syncs.contains(index)) ||
+                      (x.lds && x.kind == AccessKind::Read && spins(x));
     const bool returns = x.kind != AccessKind::Atomic || x.i.glc || x.lds;
     if (flag && returns && x.kind != AccessKind::Write) acquire(x, shadow, index, cell);
   }
   Record fresh{c.slot, c.epoch, x.i.pc, bytes, x.stamp, c.next_sequence + 1};
   if (writes) {
     contribute(x, shadow, index, cell);
-    remember(cell.writes, fresh, true);
-    forget(cell.reads, bytes);
+    remember_write(cell, fresh);
   } else {
-    remember(cell.reads, fresh, false);
+    remember_read(x, cell, fresh);
   }
   if (shadow.shared != nullptr) export_cell(x.w, shadow, index, cell, fresh, x.kind);
 }
@@ -330,14 +348,13 @@ void check_access(Wave& w, const Inst& i, const Addresses& a, AccessKind kind, i
   const Stamp stamp = stamp_of(w, i, kind, lds, bytes);
   const Access x{w,   i,     kind,
                   lds, stamp, !lds && kind == AccessKind::Read && stamp == Stamp::Atomic};
+  ShadowPages* const own = lds ? &w.grid->checks->groups[w.group].lds : nullptr;
   for (uint64_t rest = a.active; rest != 0; rest &= rest - 1) {
     const int lane = std::countr_zero(rest);
     const uint64_t address = a.at[lane];
-    ShadowPages* shadow = nullptr;
+    ShadowPages* shadow = own;
     uint64_t offset = address;
-    if (lds) {
-      shadow = &w.grid->checks->groups[w.group].lds;
-    } else {
+    if (!lds) {
       const RegionEntry* entry = w.grid->view.find(address, static_cast<uint64_t>(bytes));
       if (entry == nullptr) continue;
       if (entry->shadow == nullptr) {

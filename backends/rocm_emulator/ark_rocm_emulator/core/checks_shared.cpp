@@ -341,9 +341,9 @@ namespace {
 // Marks bytes that other processes wrote as initialised.
 void mark_written(ShadowPages& shadow, uint64_t index, uint8_t bytes) {
   if (!shadow.track_init) return;
-  if (shadow.initialised.empty()) shadow.initialised.resize(shadow.size, false);
+  shadow.initialised.prepare(shadow.size);
   for (uint64_t k = 0; k < 4 && index * 4 + k < shadow.size; k++) {
-    if (((bytes >> k) & 1) != 0) shadow.initialised[index * 4 + k] = true;
+    if (((bytes >> k) & 1) != 0) shadow.initialised.add(index * 4 + k, 1);
   }
 }
 
@@ -354,6 +354,7 @@ void import_cell(ShadowPages& shadow, uint64_t index, CellState& cell) {
   if (there.by == own().process) return;
   cell.writes.clear();
   cell.reads.clear();
+  cell.full = 0;
   cell.flag |= there.flag;
   for (const SharedRecord& r : there.writes) {
     if (r.process == 0) continue;

@@ -9,11 +9,14 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "byte_set.h"
 #include "checks.h"
 #include "engine.h"
+#include "records.h"
 
 namespace ark_emu {
 
@@ -58,19 +61,8 @@ struct World {   // one per process: grids of all machines share memory
   std::vector<SlotHistory> slots;
   std::vector<uint32_t> free_slots;
   uint32_t next_grid = 1;
+  uint32_t endings = 1;                  // counts waves and engines that have ended
   static World& get();
-};
-
-// The kind of a recorded access. MaybeAtomic: a store by an instruction that is used for plain and
-// for atomic stores. Dma: a load that writes LDS directly.
-enum class Stamp : uint8_t { Plain, MaybeAtomic, Atomic, Dma };
-
-struct Record {
-  uint32_t slot = 0, epoch = 0;
-  uint32_t pc = 0;
-  uint8_t bytes = 0;                     // mask of the cell's four bytes; 0: no record
-  Stamp stamp = Stamp::Plain;
-  uint32_t sequence = 0;                 // Dma: the wave's vector-memory sequence number
 };
 
 struct ShadowPages;
@@ -86,9 +78,17 @@ struct LdsDoubt {
 
 // The accesses to a cell, four bytes of memory or LDS: the last writers, and the readers since.
 struct CellState {
-  std::vector<Record> writes, reads;
+  Records writes, reads;
   bool flag = false;                     // global memory: some wave has polled it or used an atomic
+  uint32_t full = 0;                     // World::endings when all of kMaxReaders were running
   uint64_t version = 0;                  // the SharedCell::version that was imported last
+  void reset() {
+    writes.clear();
+    reads.clear();
+    flag = false;
+    full = 0;
+    version = 0;
+  }
 };
 
 struct Contributor {
@@ -123,15 +123,22 @@ struct ShadowPages {
   bool track_init = false;
   SharedCell* shared = nullptr;          // by cell, if other processes map the memory too
   uint64_t size = 0;
-  std::vector<bool> initialised;         // by byte, made at the first checked access
+  ByteSet initialised;                   // made at the first checked access
   std::unordered_map<uint64_t, std::unique_ptr<std::array<CellState, kCells>>> pages;
   std::unordered_map<uint64_t, std::vector<Contributor>> syncs;   // by cell: atomics on it
   std::unordered_map<uint64_t, std::vector<ScalarHold>> held;     // by line (address / kLine)
   CellState& cell(uint64_t index) {
-    auto& page = pages[index / kCells];
-    if (page == nullptr) page = std::make_unique<std::array<CellState, kCells>>();
-    return (*page)[index % kCells];
+    if (index / kCells != last_number) {
+      last_number = index / kCells;
+      auto& page = pages[last_number];
+      if (page == nullptr) page = std::make_unique<std::array<CellState, kCells>>();
+      last = page.get();
+    }
+    return (*last)[index % kCells];
   }
+  // The page that was used last: most accesses of a wave lie in one page.
+  uint64_t last_number = ~0ull;
+  std::array<CellState, kCells>* last = nullptr;
 };
 
 // A memory operation in flight.
@@ -169,6 +176,7 @@ struct MatrixRole {
   bool dot = false, fma64 = false, f64 = false;
   bool xdl = false;                      // AMD's term: not an f64 product; gfx942, gfx950: nor f32
   uint8_t passes = 0;
+  uint8_t states = 1;                    // wait states that it takes
 };
 struct HazardTouch {
   uint64_t state = 0;
@@ -176,6 +184,7 @@ struct HazardTouch {
 };
 struct MatrixHistory {
   uint64_t states = 0;                   // wait states that have passed
+  bool used = false;                     // it has executed a matrix instruction or dot product
   HazardTouch exec, f64;                 // last vector write of EXEC; last f64 product
   std::array<HazardTouch, 512> by_matrix, by_vector, by_dot, as_c;
 };
@@ -241,6 +250,9 @@ struct Access {
   bool lds;
   Stamp stamp;
   bool coherent;                         // a load that sees other waves' flags
+  // The index of this wave's record in the last cell, which often is the same in the next one.
+  mutable size_t hint = 0;
+  mutable std::optional<bool> spins = std::nullopt;   // of this instruction, once it is known
 };
 
 bool is_rdna(const Wave& w);

@@ -157,6 +157,8 @@ void outer_invalidated(WaveChecks& c) {
 void check_before(Wave& w, const Inst& i) {
   check_matrix_hazards(w, i);
   if (i.op == nullptr || (i.format == Format::SOPP && (i.op->flags & kBranch) == 0)) return;
+  // Without an operation in flight, no register waits for its value.
+  if (w.checks->vm.empty() && w.checks->lgkm.empty()) return;
   check_operands(w, i);
 }
 
