@@ -35,7 +35,14 @@ CASES: list[tuple[DataType, int, DataType, bool, int, int, int]] = [
     (types.int8, 2048, bf16, False, 2, 2048, 21),
     (types.uint8, 64, fp16, True, 7, 192, 19),
     (types.fp8_e5m2, 128, fp32, False, 12, 256, 9),
+    (types.fp8_e4m3, 2048, fp32, False, 1, 2048, 130),
+    (types.int4, 128, bf16, False, 1, 3584, 70),
+    (types.int8, 1920, fp32, False, 1, 1920, 33),
+    (types.fp4, 32, bf16, False, 1, 4096, 21),
+    (types.uint4, 32, fp16, True, 1, 4096, 50),
+    (types.fp8_e5m2, 64, fp32, False, 1, 4096, 24),
 ]
+LEAST_MATRIX_COLUMNS = 1792  # with one input row, matrix units multiply from here on
 ARCHS = ("gfx942", "gfx950", "gfx90a")
 
 
@@ -83,6 +90,9 @@ def test_rows_read_codes(
         bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
         several = linear_several.SeveralRowsOfCodes
         assert bodies == [several if rows > 1 else linear_rows.OneRow]
+        if rows == 1:
+            by_units = linear_rows.matrix_of(layers[0], device.machine) is not None
+            assert by_units == (k >= LEAST_MATRIX_COLUMNS)
         with Executor(planned, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)

@@ -5,8 +5,8 @@
 // Replaces codes of -0 by 0. gfx942's 8-bit floats have no -0. Their exponent bias is also
 // different (FNUZ), so the same bits mean half the value.
 ARK_DEVICE ark_u32 ark_without_minus_zeros(ark_u32 codes) {
-  const ark_u32 there = (codes & 0x7f7f7f7fu) + 0x7f7f7f7fu;
-  return codes & (there | 0x7f7f7f7fu);
+  const ark_u32 sizes = codes & 0x7f7f7f7fu;
+  return (codes & (sizes + 0x7f7f7f7fu)) | sizes;
 }
 #endif
 

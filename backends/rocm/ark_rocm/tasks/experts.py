@@ -133,7 +133,8 @@ class Experts(Body):
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         rows = ("held_rows.h", "linear_rows.h")
-        own = read("lines.h", "ask.h", "codes.h", "linear_codes.h", *rows, "experts.h")
+        codes = ("codes.h", "code_pairs.h", "linear_codes.h")
+        own = read("lines.h", "ask.h", *codes, *rows, "experts.h")
         if machine.arch == SCALED:
             own = (*own, *read("experts_scaled.h"))
         return (*SeveralRows().headers(machine), HEADER, *own)

@@ -28,6 +28,11 @@ ARK_DEVICE float ark_bias_ahead(ArkCtx& c, const ArkBiasedSums<E, B>& e, int row
 typedef float ark_mfma_sums __attribute__((ext_vector_type(4)));
 typedef short ark_mfma_pack __attribute__((ext_vector_type(4)));
 
+// Packs the upper 16 bits of two floats into a word.
+ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
+  return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
+}
+
 // Limits an index to a row of K elements: returns k, or K - 1 if k is past the row's end. PART: the
 // number of a row's elements that a wave reads.
 template <int K, int PART>

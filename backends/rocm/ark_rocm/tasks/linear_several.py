@@ -101,7 +101,11 @@ class SeveralRowsOfCodes(SeveralRows):
     kind = "linear_rows"
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        return (*super().headers(machine), HEADER, *read("codes.h", "linear_codes.h"))
+        return (
+            *super().headers(machine),
+            HEADER,
+            *read("codes.h", "code_pairs.h", "linear_codes.h"),
+        )
 
     def weights(self, sig: Signature) -> tuple[str, str]:
         rows = unit_rows(sig.operands[2].shape[0])

@@ -27,11 +27,6 @@ ARK_DEVICE int ark_chunk_at(int chunk, int place) {
   return begin + place < K ? begin + place : 0;
 }
 
-// Packs the upper 16 bits of two floats into a word.
-ARK_DEVICE ark_u32 ark_upper_pair(float low, float high) {
-  return __builtin_amdgcn_perm(ark_float_bits(high), ark_float_bits(low), 0x07060302u);
-}
-
 // Splits eight floats of the input into parts with 8 bits of the significand, as operands of the
 // products. The parts of infinite floats must then be corrected (ark_several_infinite).
 template <class W, int PARTS>
