@@ -157,7 +157,7 @@ def test_attention_on_amd_has_no_bank_conflicts(capsys: pytest.CaptureFixture[st
     case = "attention-16x128-8192-causal-bf16"
     assert main(["bench", "ops", case, "--isa", "gfx942", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)[case]
-    assert report["matrix_share"] > 0.45 and report["instructions"]["matrix"] == 64
+    assert report["matrix_share"] > 0.45 and report["instructions"]["matrix"] == 128
     assert (report["spills"], report["bank_conflicts"]) == (0, 0.0)
 
 

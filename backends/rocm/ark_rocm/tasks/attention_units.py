@@ -35,7 +35,8 @@ class Layout:
     slabs: the number of waves with different queries. groups: the number of waves with the same
     queries, which divide each block's keys. keys: keys of a group in shared memory at a time. held:
     True if queries stay in registers. ahead: True if the next block's scores are computed while the
-    current block's scores are converted to exponentials. width: elements of a head. parts: bf16
+    current block's scores are converted to exponentials. buffers: the number of blocks in shared
+    memory; with two a round of the loop has one barrier. width: elements of a head. parts: bf16
     parts of a query and of an exponential. unit: rows and columns of the matrix unit's block.
     lanes, warps: of the machine.
     """
@@ -46,6 +47,7 @@ class Layout:
     keys: int
     held: bool
     ahead: bool
+    buffers: int
     parts: int
     unit: int
     lanes: int
@@ -64,6 +66,7 @@ class Layout:
         every, pieces, fours = self.groups * self.keys, 2 * -(-self.width // 16), self.width // 4
         main = pieces * (every + 1) + every // 8 * 4 * (fours + (2 - fours) % 8)
         lane = 4 * (self.unit**2 // self.lanes + 2)
+        main *= self.buffers
         return max(main * _PIECE_BYTES, self.slabs * self.lanes * lane if self.groups > 1 else 0)
 
     @property
@@ -77,7 +80,8 @@ class Layout:
         under_way = -(-every * 2 * steps // threads) * 4
         under_way += -(-every * 2 * -(-self.width // 32) // threads) * 8
         held = operand * (steps + 1 if self.held else 4)
-        more = 8 * (self.width % 64 > 0) + 4 * (self.groups > 1)  # addresses, combining groups
+        # Addresses, and combining groups.
+        more = 8 * (self.width % 64 > 0) + 4 * self.buffers * (self.groups > 1)
         if self.parts > 1:  # fewer operands are read at once, and addresses are computed again
             more -= 12 if self.width == 64 else 24 if self.held and self.width % 64 else 28
         return (
@@ -121,14 +125,15 @@ def _layouts(width: int, parts: int, slabs: int, unit: int, machine: Machine) ->
     groups, flags = range(1, machine.warps // slabs + 1), (True, False)
     block = (parts, unit, machine.lanes, machine.warps)
     for some, keys, held, ahead in itertools.product(groups, KEYS, flags, flags):
-        yield Layout(width, slabs, some, keys, held, ahead, *block)
+        for buffers in (2, 1) if ahead and parts == 1 and machine.lanes == 64 else (1,):
+            yield Layout(width, slabs, some, keys, held, ahead, buffers, *block)
 
 
 def _worth(layout: Layout) -> tuple[int, ...]:
     """The sort key of layouts, by priority: more busy waves, fewer reads of shared memory, fewer
     waits.
     """
-    return (layout.groups, layout.held, layout.ahead, layout.keys)
+    return (layout.groups, layout.held, layout.ahead, layout.keys, layout.buffers)
 
 
 class Units(Body):
@@ -159,7 +164,7 @@ class Units(Body):
         flags = (str(flag).lower() for flag in (layout.held, layout.ahead))
         sizes = (layout.width, layout.slabs, layout.groups, layout.keys)
         types = (sig.operands[i].ctype for i in (1, 0))
-        words = (*types, *map(str, sizes), *flags)
+        words = (*types, *map(str, sizes), *flags, str(layout.buffers))
         units = f"ArkAttentionUnits<{', '.join(words)}>"
         call = text.called("ark_attention_units", (units, shape(sig)), given(sig))
         return where_aligned(name, sig, machine, call)

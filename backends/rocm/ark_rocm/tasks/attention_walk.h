@@ -91,59 +91,229 @@ ARK_DEVICE void ark_attention_walk(ark_local* shared, const ArkAttentionTile& ti
   ArkAttentionKeys<U, S> next_keys;
   ArkAttentionValues<U, S> next_values;
   const auto first_of = [&](int n) { return tile.begin + n * U::ALL; };
-  ark_unit_sums s[U::OWN], ahead[U::OWN];
-  ArkAttentionParts<U> p[U::KEYS / 16];
-  float keep = 1.0f;
-  // Some exponentials are computed while the matrix units compute the next block's scores, the
-  // others while the matrix units multiply values. So vector units and matrix units are busy at the
-  // same time.
-  constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 32 : U::KEYS / 16;
-  const auto weigh = [&](int from, int to) __attribute__((always_inline)) {
+  typedef ark_unit_sums Scored[U::OWN];  // a lane's scores of a block
+  const auto buffer = [](int n) { return n % U::BUFFERS * U::BYTES; };
+  Scored s, ahead;
+  ArkAttentionPowers<U> p;
+  float keep = 1.0f, most = 0.0f;
+  constexpr int BESIDE = U::AHEAD || U::PARTS > 1 ? U::KEYS / 8 : U::KEYS / 4;
+  constexpr int PAIRS = U::KEYS / 4, SCORES = U::OWN * ARK_UNIT_ELEMENTS;
+  const auto weigh = [&](const Scored& scores, int from, int to) __attribute__((always_inline)) {
 #pragma unroll
-    for (int k = from; k < to; ++k) p[k] = ark_attention_powers<U>(s, sums, factor, k);
+    for (int k = from; k < to; ++k) {
+      p.template add<U::SPREAD>(scores, sums.top, factor, k);
+      if (k == PAIRS - 1 || (!U::SPREAD && k % 4 == 3)) sums.weight += p.sum[0] + p.sum[1];
+    }
   };
+  const auto finish = [&](Scored& scores, int n) __attribute__((always_inline)) {
+    ark_attention_finish<U, S>(scores, tile, scale, cap, mask, slab, first_of(n) + mine);
+  };
+  // The largest score of the lane's query in the block: the lane's own, m, and those of the lane
+  // with the query's other keys.
+  const auto largest = [](float m) { return __builtin_fmaxf(m, ark_shfl_xor(m, ARK_UNIT)); };
+  const auto nothing = [](auto) {};
+  // All products of scores or sums without anything beside them.
+  const auto alone = [&](const auto& work) __attribute__((always_inline)) {
+    ark_attention_each_part<U::FEW, true>(work, nothing);
+  };
+  typedef ArkAttentionScores<U, decltype(query)> Scores;
+  typedef ArkAttentionAdded<U> Added;
   next_keys.fetch(head_keys, tile, tid(), first_of(0));
   next_values.fetch(head_values, tile, tid(), first_of(0));
   next_keys.place(shared, tid());
   next_keys.fetch(head_keys, tile, tid(), first_of(1));
+  if constexpr (U::BUFFERS == 2) {
+    next_values.place(shared, tid());
+    next_values.fetch(head_values, tile, tid(), first_of(1));
+  }
   ark_sync();
   if constexpr (U::AHEAD) {
-    if (works) ark_attention_scores<U>(s, own_keys, query);
-    ark_sync();
-    next_keys.place(shared, tid());
+    if (works) {
+      alone(Scores{s, own_keys, query});
+      if (U::SPREAD) {
+        finish(s, 0);
+        most = largest(ark_attention_most<U>(s, s[0][0], 1, SCORES));
+      }
+    }
+    if (U::BUFFERS == 1) ark_sync();
+    next_keys.place(shared + buffer(1), tid());
     next_keys.fetch(head_keys, tile, tid(), first_of(2));
     ark_sync();
   }
-  // One round of the loop, for block n of keys. Shared memory contains the keys of block n or, if
-  // scores are computed one block ahead, the keys of block n + 1. more: true if there is a further
-  // block.
-  const auto step = [&](int n, bool more) __attribute__((always_inline)) {
-    next_values.place(shared, tid());
-    next_values.fetch(head_values, tile, tid(), first_of(n + 1));
-    if (works) {
-      if constexpr (!U::AHEAD) ark_attention_scores<U>(s, own_keys, query);
-      ark_attention_finish<U, S>(s, tile, scale, cap, mask, slab, first_of(n) + mine);
-      keep = ark_attention_raise<U>(s, sums, factor);
-      if (U::AHEAD && more) ark_attention_scores<U>(ahead, own_keys, query);
-      weigh(0, BESIDE);
-    }
-    ark_sync();
-    next_keys.place(shared, tid());
-    next_keys.fetch(head_keys, tile, tid(), first_of(n + (U::AHEAD ? 3 : 2)));
-    if (works) {
-      if (!ark_warp_all(keep == 1.0f)) ark_attention_scale(sums, keep);
-      weigh(BESIDE, U::KEYS / 16);
-      ark_attention_add<U>(sums, p, own_values, last);
-      if (U::AHEAD && more) {
-#pragma unroll
-        for (int b = 0; b < U::OWN; ++b) s[b] = ahead[b];
+  // These pass a block from registers to shared memory and load the one that is as many blocks
+  // later as the constants say. whole: true if all keys of the loaded block exist.
+  constexpr int VALUES_AHEAD = U::BUFFERS, KEYS_AHEAD = U::AHEAD ? 3 : 2;
+  constexpr bool WHOLE = U::KEPT && U::WIDTH % 32 == 0 && ArkAttentionHead<S, K>::EVEN &&
+                         ArkAttentionHead<S, V>::EVEN && next_keys.TOTAL % ARK_THREADS == 0 &&
+                         next_values.TOTAL % ARK_THREADS == 0;
+  ark_u64 keys_at = 0, values_at = 0;
+  const auto turn_values = [&](int n, int even, bool whole) __attribute__((always_inline)) {
+    next_values.place(shared + buffer(even + U::BUFFERS - 1), tid());
+    if constexpr (WHOLE) {
+      if (whole) {
+        asm volatile("" : "+s"(values_at));  // keeps it in scalar registers
+        next_values.fetch_whole(values_at, head_values.step);
+        values_at += U::ALL * head_values.step;
+        return;
       }
     }
+    next_values.fetch(head_values, tile, tid(), first_of(n + VALUES_AHEAD));
+  };
+  const auto turn_keys = [&](int n, int even, bool whole) __attribute__((always_inline)) {
+    next_keys.place(shared + buffer(even), tid());
+    if constexpr (WHOLE) {
+      if (whole) {
+        asm volatile("" : "+s"(keys_at));
+        next_keys.fetch_whole(keys_at);
+        keys_at += U::ALL * head_keys.step;
+        return;
+      }
+    }
+    next_keys.fetch(head_keys, tile, tid(), first_of(n + KEYS_AHEAD));
+  };
+  // Before block n's values are multiplied: rescales the sums for its exponentials.
+  const auto rescale = [&]() __attribute__((always_inline)) {
+    if (!ark_warp_all(keep == 1.0f)) ark_attention_scale(sums, keep);
+  };
+  if constexpr (!U::SPREAD) {
+    const auto step = [&](int n, bool more) __attribute__((always_inline)) {
+      turn_values(n, 0, false);
+      if (works) {
+        if (!U::AHEAD) alone(Scores{s, own_keys, query});
+        finish(s, n);
+        most = largest(ark_attention_most<U>(s, s[0][0], 1, SCORES));
+        keep = ark_attention_raise<U>(most, sums, factor);
+        if (U::AHEAD && more) alone(Scores{ahead, own_keys, query});
+        weigh(s, 0, BESIDE);
+      }
+      ark_sync();
+      turn_keys(n, 0, false);
+      if (works) {
+        rescale();
+        weigh(s, BESIDE, PAIRS);
+        alone(Added{sums, p.operand, own_values, last});
+        if (U::AHEAD && more) {
+#pragma unroll
+          for (int b = 0; b < U::OWN; ++b) s[b] = ahead[b];
+        }
+      }
+      ark_sync();
+    };
+#pragma unroll 1
+    for (int n = 0; n < count - 1; ++n) step(n, true);
+    step(count - 1, false);
+    return;
+  }
+  if (!works) {  // it only copies keys and values
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+      turn_values(n, n, false);
+      if (U::BUFFERS == 1) ark_sync();
+      turn_keys(n, n, false);
+      ark_sync();
+    }
+    return;
+  }
+  // The vector instructions of block n are spread over the products of the next block's scores and
+  // over those of block n's values. PART: the number of pairs of exponentials of the first of
+  // these.
+  constexpr int PART = PAIRS * 5 / 8;
+  const auto beside_scores = [&](const Scored& now, auto number) __attribute__((always_inline)) {
+    constexpr int i = decltype(number)::value, PRODUCTS = Scores::COUNT;
+    if constexpr (i == 0) keep = ark_attention_raise<U>(most, sums, factor);
+    weigh(now, PART * i / PRODUCTS, PART * (i + 1) / PRODUCTS);
+  };
+  // The number of pairs that are computed before product i of the values.
+  const auto due = [](int i) {
+    constexpr int PRODUCTS = Added::COUNT;
+    const int least = i < PRODUCTS ? 4 * (i / U::BLOCKS + 1) : PAIRS;
+    const int even = PART + (PAIRS - PART) * i * 4 / (PRODUCTS * 3);
+    return least > even ? least : even < PAIRS ? even : PAIRS;
+  };
+  // One round of the loop, for block n of keys. even: n modulo 2. `now` has the scores of block n;
+  // `then` gets those of block n + 1, whose keys are in shared memory. With two buffers, shared
+  // memory also has the values of block n, so that the round has one barrier, at its end.
+  const auto step = [&](int n, int even, bool whole, Scored& now,
+                        Scored& then) __attribute__((always_inline)) {
+    const Scores scores{then, own_keys + buffer(even + 1), query};
+    const Added added{sums, p.operand, own_values + buffer(even), last + buffer(even)};
+    const auto between = [&]() __attribute__((always_inline)) {
+      rescale();
+      finish(then, n + 1);
+      weigh(now, PART, due(0));
+    };
+    const auto beside_added = [&](auto number) __attribute__((always_inline)) {
+      constexpr int i = decltype(number)::value, PRODUCTS = Added::COUNT;
+      weigh(now, due(i), due(i + 1));
+      if constexpr (i == 0) most = then[0][0];
+      most = ark_attention_most<U>(then, most, SCORES * i / PRODUCTS, SCORES * (i + 1) / PRODUCTS);
+    };
+    if constexpr (U::BUFFERS == 2) {
+      const auto beside = [&](auto number) __attribute__((always_inline)) {
+        constexpr int i = decltype(number)::value;
+        if constexpr (i >= Scores::COUNT) {
+          beside_added(ArkNumber<i - Scores::COUNT>());
+        } else {
+          beside_scores(now, number);
+        }
+        if constexpr (i == 1) turn_values(n, even, whole);
+        if constexpr (i == Scores::COUNT - 1) {
+          between();
+          turn_keys(n, even, whole);
+        }
+      };
+      const ArkAttentionBoth<Scores, Added> both{scores, added};
+      ark_attention_each_part<U::FEW, false>(both, beside);
+    } else {
+      turn_values(n, even, whole);
+      ark_attention_each_part<U::FEW, false>(
+          scores, [&](auto i) __attribute__((always_inline)) { beside_scores(now, i); });
+      ark_sync();
+      turn_keys(n, even, whole);
+      between();
+      ark_attention_each_part<U::FEW, false>(added, beside_added);
+    }
+    most = largest(most);
     ark_sync();
   };
+  // The round of the last block.
+  const auto last_step = [&](int n, Scored& now) __attribute__((always_inline)) {
+    if (U::BUFFERS == 1) turn_values(n, 0, false);
+    keep = ark_attention_raise<U>(most, sums, factor);
+    rescale();
+    if (U::BUFFERS == 1) ark_sync();
+    const auto due = [](int i) {
+      return 4 + 4 * i / U::BLOCKS < PAIRS ? 4 + 4 * i / U::BLOCKS : PAIRS;
+    };
+    weigh(now, 0, due(0));
+    ark_attention_each_part<U::FEW, false>(
+        Added{sums, p.operand, own_values + buffer(n), last + buffer(n)},
+        [&](auto number) __attribute__((always_inline)) {
+          constexpr int i = decltype(number)::value;
+          weigh(now, due(i), due(i + 1));
+        });
+    ark_sync();
+  };
+  int n = 0;
+  if constexpr (WHOLE) {
+    next_keys.begin_whole(head_keys, tid());
+    next_values.begin_whole(head_values, tid());
+    keys_at = ark_uniform(head_keys.at(first_of(KEYS_AHEAD)));
+    values_at = ark_uniform(head_values.at(first_of(VALUES_AHEAD)));
+    const int all = (tile.end - tile.begin) / U::ALL - KEYS_AHEAD;  // they load whole blocks
 #pragma unroll 1
-  for (int n = 0; n < count - 1; ++n) step(n, true);
-  step(count - 1, false);
+    for (; n + 1 < all; n += 2) {  // the registers of both blocks' scores take turns
+      step(n, 0, true, s, ahead);
+      step(n + 1, 1, true, ahead, s);
+    }
+  }
+#pragma unroll 1
+  for (; n + 1 < count; ++n) {
+    step(n, n % 2, false, s, ahead);
+#pragma unroll
+    for (int b = 0; b < U::OWN; ++b) s[b] = ahead[b];
+  }
+  last_step(n, s);
 }
 
 // Adds the sums of all groups of waves that have the same queries. The first group gets the totals.
