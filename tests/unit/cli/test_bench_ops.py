@@ -115,6 +115,16 @@ def test_slots_of_a_loop_are_counted_by_passes() -> None:
     assert older.matrix_share == (8 + 16) / (8 + 16 + 6)
 
 
+def test_slots_of_rdna_are_cycles() -> None:
+    """A WMMA instruction takes 32 cycles, a transcendental one four and every other one one."""
+    lint = pytest.importorskip("ark_rocm_emulator.lint.matrix_loop")
+    products = "v_wmma_f32_16x16x16_bf16 v[16:23], v[0:7], v[8:15], v[16:23]\n\tv_exp_f32 v4, v4"
+    listing = "\n".join(line for line in LOOP.splitlines() if "v_mfma_f32_32" not in line)
+    old = "v_mfma_f32_16x16x16_bf16 v[16:19], v[4:5], v[6:7], v[16:19]"
+    loop = lint.matrix_loop(listing.replace(old, products), "gfx1100", "kernel")
+    assert loop.matrix_share == 32 / (32 + 4 + 6)
+
+
 @pytest.mark.parametrize(
     # The next test compiles for gfx942 in `nox`, so gfx942 is marked slow here.
     "arch",

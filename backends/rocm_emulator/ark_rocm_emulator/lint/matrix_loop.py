@@ -1,10 +1,13 @@
 """Counts the instructions of a kernel's busiest loop, and the share of its issue slots that go to
 matrix units.
 
-A slot is four cycles. A matrix instruction takes as many slots as it has passes (AMD's instruction
-set documents). Every other instruction takes one slot. The share is therefore the largest fraction
-of the peak rate that the matrix units could reach in this loop, if it never waited. Called by the
-ROCm backend for `ark bench ops --isa`.
+A slot is the time in which a SIMD executes a vector instruction of a wave: four cycles on CDNA (64
+lanes on 16 units), one cycle on RDNA (32 lanes on 32 units). A matrix instruction of CDNA takes as
+many slots as it has passes (AMD's instruction set documents), one of RDNA 3 takes 32 cycles. A
+transcendental instruction runs at a quarter of the rate. Every other instruction takes one slot.
+The share is the fraction of the peak rate that the matrix units would reach if each SIMD had one
+wave, which never waited. On CDNA, where matrix units and vector units work at the same time,
+several waves can reach more. Called by the ROCm backend for `ark bench ops --isa`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from .listing import Function, Instruction, parse
 from .loops import innermost_loops
 
 _SHAPE = re.compile(r"_(\d+)x(\d+)x\d+")
-_WMMA_SLOTS = 8  # 16x16x16 on RDNA 3: 32 cycles
+_WMMA_SLOTS = 32  # 16x16x16 on RDNA 3
+_TRANSCENDENTAL = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
+_TRANSCENDENTAL_SLOTS = 4
 _KINDS = (
     ("matrix", ("v_mfma", "v_smfmac", "v_wmma")),
     ("shared memory", ("ds_",)),
@@ -38,9 +43,11 @@ def _kind(inst: Instruction) -> str:
 
 
 def slots(mnemonic: str, arch: str) -> int:
-    """The number of issue slots, of four cycles each, that an instruction keeps its unit busy."""
+    """The number of issue slots for which an instruction keeps its unit busy."""
     if mnemonic.startswith("v_wmma"):
         return _WMMA_SLOTS
+    if _TRANSCENDENTAL.match(mnemonic):
+        return _TRANSCENDENTAL_SLOTS
     shape = _SHAPE.search(mnemonic)
     if shape is None or not mnemonic.startswith(("v_mfma", "v_smfmac")):
         return 1
