@@ -89,6 +89,28 @@ def test_all_masks_give_torchs_results(arch: str, shapes: Sequence[Any], dtype: 
                 compare(f"{arch}: {case.name}", got, want, dtype, case.tolerance)
 
 
+# Shapes in which a wave walks so many blocks of keys that it loads whole ones by scalar addresses:
+# an even and an odd number of blocks, of which the last one is not whole.
+MANY = (Shape(1024, 470, 1, 1, 64, causal=False), Shape(1024, 420, 1, 1, 128, causal=False))
+
+
+@pytest.mark.parametrize("arch", ["gfx950", pytest.param("gfx942", marks=slow)], indirect=True)
+def test_many_blocks_of_keys_give_torchs_results(arch: str) -> None:
+    with contextlib.closing(backend.open(0)) as device:
+        plan, cases = planned(MANY, device.machine, bf16)
+        with Executor(plan, backend, device) as executor:
+            for shape, (case, named, op) in zip(MANY, cases, strict=True):
+                layout = layout_of(plan, op)
+                assert shape.context // (layout.groups * layout.keys) >= 6
+                for name, array in given(case, named).items():
+                    executor.write(name, array)
+            executor.start(1).wait()
+            for i, (case, *_) in enumerate(cases):
+                want = expected(case)
+                got = executor.read(f"{i}.out").reshape(want.shape)
+                compare(f"{arch}: {case.name}", got, want, bf16, case.tolerance)
+
+
 @pytest.mark.parametrize("arch", ["gfx942", pytest.param("gfx1100", marks=slow)], indirect=True)
 def test_masked_rows_of_the_cache_are_not_multiplied(arch: str) -> None:
     """Cache rows beyond the position, which may hold any bits, do not affect the result."""
