@@ -53,7 +53,7 @@ def test_a_narrow_table_has_names_above_figures() -> None:
 
 
 def test_figures_that_do_not_fit_into_a_line_take_several() -> None:
-    assert printed(20, HEADS, ROWS)[2:4] == ["         us  peer us", "  peer / ark"]
+    assert printed(22, HEADS, ROWS)[2:4] == ["         us  peer us", "  peer / ark"]
 
 
 COMM = CommFigures(

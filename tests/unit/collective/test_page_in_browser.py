@@ -49,21 +49,21 @@ KEYS = """<script>addEventListener("load", () => setTimeout(async () => {
   const press = (place, key, shiftKey) => document.getElementById(place).dispatchEvent(
     new KeyboardEvent("keydown", { key, shiftKey, bubbles: true, cancelable: true }));
   const clock = () => document.getElementById("clock").textContent.split(" of ")[0];
-  const told = [clock()];
+  const reported = [clock()];
   press("timeline", "ArrowRight", false);
-  told.push(clock());
+  reported.push(clock());
   press("timeline", "ArrowLeft", false);
-  told.push(clock());
+  reported.push(clock());
   document.getElementById("zoomIn").click();
   const from = Timeline.from;
   press("timeline", "ArrowRight", true);
-  told.push(Timeline.from > from);
+  reported.push(Timeline.from > from);
   const rows = document.querySelectorAll("#compare .row");
   rows[1].click();
   await new Promise((done) => setTimeout(done, 200));
   const chosen = document.activeElement;
-  told.push(chosen.getAttribute("aria-pressed"), chosen.textContent.includes("one shot"));
-  document.title = told.join("; ");
+  reported.push(chosen.getAttribute("aria-pressed"), chosen.textContent.includes("one shot"));
+  document.title = reported.join("; ");
 }, 300));</script>"""
 
 
@@ -74,8 +74,8 @@ def test_time_and_algorithm_are_chosen_by_keys(tmp_path):
     (tmp_path / "page.html").write_text(render_page(topology, runs) + KEYS, encoding="utf-8")
     shown = browse(tmp_path / "page.html", "light", "--dump-dom")
     assert not re.findall(r"CONSOLE.*", shown.stderr)
-    told = re.findall(r"<title>(.*?)</title>", shown.stdout)[0].split("; ")
-    begin, later, back, *others = told
+    reported = re.findall(r"<title>(.*?)</title>", shown.stdout)[0].split("; ")
+    begin, later, back, *others = reported
     assert begin == back and begin != later and others == ["true", "true", "true"]
 
 
