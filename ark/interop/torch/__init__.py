@@ -7,7 +7,7 @@ add their entries.
 """
 
 from ark.interop.torch.compile import backend
-from ark.interop.torch.iterate import inference_model, training_model
+from ark.interop.torch.modes import inference_model, training_model
 from ark.interop.torch.module import Module, from_torch
 from ark.interop.torch.options import Options
 from ark.interop.torch.stages import block
