@@ -98,17 +98,17 @@ def _tasks(shape: Tile, tile: Tile) -> int:
     return math.prod(-(-n // t) for n, t in zip(shape, tile, strict=True))
 
 
-def _tiles(shape: Tile, pack: int) -> Iterator[Tile]:
-    """The tiles to compare. Rows, and vectors of `pack` channels, are divided into any number of
+def _tiles(shape: Tile, vector: int) -> Iterator[Tile]:
+    """The tiles to compare. Rows, and vectors of `vector` channels, are divided into any number of
     about equal parts, columns into COLUMN_PARTS. A tile has several images only if it has all of
     their rows and columns.
     """
     images, height, width, channels = shape
-    vectors = channels // pack
+    vectors = channels // vector
     several = sorted({-(-images // parts) for parts in range(1, images + 1)})
     parts = itertools.product(_parts(height), COLUMN_PARTS, _parts(vectors))
-    for rows, columns, packs in parts:
-        plane = rows, -(-width // columns), packs * pack
+    for rows, columns, part_vectors in parts:
+        plane = rows, -(-width // columns), part_vectors * vector
         for n in several if plane[:2] == (height, width) else (1,):
             yield (n, *plane)
 

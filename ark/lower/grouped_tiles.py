@@ -23,15 +23,16 @@ MOST_IMAGES = 8  # images of a tile
 
 @dataclass(frozen=True)
 class _Work:
-    """The work of a grouped convolution, from which the time of a task is predicted. pack: the
-    number of outputs that a thread computes together. each, rows: the numbers of input channels and
-    of outputs of a group. depth: the number of multiplications of one result. itemsize: bytes of an
-    element of the image.
+    """The work of a grouped convolution, from which the time of a task is predicted.
+
+    thread_outputs: the number of outputs that a thread computes at once. each, rows: the numbers of
+    input channels and of outputs of a group. depth: the number of multiplications of one result.
+    itemsize: bytes of an element of the image.
     """
 
     given: Window
     machine: Machine
-    pack: int
+    thread_outputs: int
     each: int
     rows: int
     depth: int
@@ -42,11 +43,11 @@ class _Work:
         images, down, across, channels = tile
         given, costs = self.given, self.machine.costs
         window = given.size[1], given.stride[1], given.dilation[1]
-        wide = columns_per_thread(tile, window, self.pack, self.machine)
-        rounds = thread_rounds(tile, wide, self.pack, self.machine)
+        wide = columns_per_thread(tile, window, self.thread_outputs, self.machine)
+        rounds = thread_rounds(tile, wide, self.thread_outputs, self.machine)
         results = rounds * (wide + WEIGHT_SHARE)
         threads = self.machine.warps * self.machine.lanes
-        operations = 2.0 * results * threads * self.pack * self.depth
+        operations = 2.0 * results * threads * self.thread_outputs * self.depth
         elements = math.prod(staged(tile, given, (self.each, self.rows)))
         elements += rounds * self.depth * channels  # weights are read anew in each round
         elements += images * down * across * channels

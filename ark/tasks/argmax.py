@@ -59,9 +59,9 @@ class ArgMax(TaskKind):
             text.place(sig, 1, ("row",), [*variables[:-1], "0"], const=False),
         )
         rows, source = sig.read(ArgMaxParams).rows, sig.operands[0]
-        pack = vector_elements(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
+        vector = vector_elements(sig.operands[:1], shape[-1]) if source.strides[-1] == 1 else 1
         each = rows >= machine.warps
-        constants = (rows, *fold(shape)[2:], sig.operands[1].ctype, pack, each)
+        constants = (rows, *fold(shape)[2:], sig.operands[1].ctype, vector, each)
         return text.call(name, "ark_argmax", constants, (*places, text.addresses(sig, (0,))))
 
 

@@ -11,14 +11,14 @@ NAMES = ("i0", "i1", "i2", "i3")  # names of the loop indices
 
 
 @dataclass(frozen=True)
-class Packs:
-    """How a device function accesses its operands: by packs (vectors of `size` neighbouring
+class Vectors:
+    """How a device function accesses its operands: by vectors (each of `size` neighbouring
     elements) or by single elements.
 
-    size: 1 if no operand is accessed by packs. whole: the numbers of operands whose packs are
-    aligned to the pack's size in bytes. loose: the numbers of inputs whose packs may begin at any
-    element; such a pack is loaded as the two aligned vectors that it overlaps. All other operands
-    are accessed by single elements.
+    size: 1 if no operand is accessed by vectors. whole: the numbers of operands whose vectors are
+    aligned to the vector's size in bytes. loose: the numbers of inputs whose vectors may begin at
+    any element; such a vector is loaded as the two aligned vectors that it overlaps. All other
+    operands are accessed by single elements.
     """
 
     size: int = 1

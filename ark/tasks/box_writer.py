@@ -2,7 +2,7 @@
 the task kinds `elementwise`, `remap`, `gather` and `transpose`. box.h has the loops; this module
 writes the operands' indices and the expression.
 
-Each of many threads has several packs (vectors of neighbouring elements) in flight, loaded by
+Each of many threads has several vectors (of neighbouring elements) in flight, loaded by
 16-byte accesses if possible. A single thread runs nested loops that compilers vectorise. If
 elements of the output share a byte, a thread computes whole bytes.
 """
@@ -19,7 +19,7 @@ from ark.plan.kind import Signature
 from ark.tasks import expression, text
 from ark.tasks.box_text import (
     NAMES,
-    Packs,
+    Vectors,
     declared,
     in_order,
     loop,
@@ -28,9 +28,10 @@ from ark.tasks.box_text import (
 )
 
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
-MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one pack
-PACKS, SINGLES = 4, 8  # the most packs that a thread has in flight, and the most single elements
-LEAST_PACKS = 4  # the fewest whole packs of a row with a partial pack, if there are several rows
+MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one vector
+# The most vectors that a thread has in flight, and the most single elements.
+MAX_VECTORS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT = 4, 8
+MIN_WHOLE_VECTORS = 4  # fewest whole vectors of a row with a partial one, if there are several rows
 # The record of a task (the struct that the device reads) has one bit for each operand that the
 # previous task of the processor computed, so that it may still be in registers.
 MAX_KEPT_OPERANDS = 16
@@ -50,9 +51,10 @@ def write_box(
 
     places: for each operand that is not read at the output's indices, the texts of its indices.
     guard: two C++ expressions: a condition on the output's indices, and the value that replaces
-    operand 0's element where it is false. If the condition does not depend on the last index,
-    all of operand 0's indices must be in bounds. once: no element of operand 0 is read twice,
-    although it is in `places`. apart: True to store packs even if operand 0 is read by elements.
+    operand 0's element where the condition is false. If the condition does not depend on the last
+    index, operand 0 is read even where it is false, so that all its indices must be in bounds.
+    once: no element of operand 0 is read twice, although it is in `places`. apart: True to store
+    vectors even if operand 0 is read element by element.
     """
     writer = BoxWriter(sig, expr, tile, dict(places or {}), guard, once, apart)
     if sig.operands[writer.out].per_item > 1:
@@ -66,16 +68,16 @@ def by_threads(writer: BoxWriter, machine: Machine) -> str:
     """The text of a device function that computes a tile by all threads."""
     sig, declare, choices = writer.sig, writer.declare(), writer.choices()
     if not choices:
-        return declare + writer.flat(Packs(), machine)
-    # The function has one branch for each way to access packs. If there is only one, the loop also
-    # loads the packs of its next iteration ahead, while it computes the current ones. Several such
-    # loops in one function would spill registers.
+        return declare + writer.flat(Vectors(), machine)
+    # The function has one branch for each way to access vectors. If there is only one, the loop
+    # also loads the vectors of its next iteration ahead, while it computes the current ones.
+    # Several such loops in one function would spill registers.
     branches = [
-        f"if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"
-        f"{writer.flat(packs, machine, len(choices) == 1)}  }}"
-        for packs in choices
+        f"if (ark_aligned({text.addresses(sig, sorted(vectors.whole))})) {{\n"
+        f"{writer.flat(vectors, machine, len(choices) == 1)}  }}"
+        for vectors in choices
     ]
-    single = writer.flat(Packs(), machine, ahead=False)
+    single = writer.flat(Vectors(), machine, ahead=False)
     return f"{declare}  {' else '.join(branches)} else {{\n{single}  }}\n"
 
 
@@ -99,7 +101,7 @@ class BoxWriter:
         self.shape = fold(self.full)
         self.indices = text.indices(self.full, NAMES)
         self.box = tile_type(tile, self.shape)
-        self.keeps = 0  # packs of the result that a run of tasks keeps in registers
+        self.keeps = 0  # vectors of the result that a run of tasks keeps in registers
 
     def _first_output(self) -> int:
         """The number of the first operand that is a result."""
@@ -113,39 +115,39 @@ class BoxWriter:
     def _at(self, index: int) -> str:
         return text.offset(self.sig, index, self.places.get(index, self.indices))
 
-    def choices(self) -> list[Packs]:
-        """The ways in which packs can be accessed, the fastest first. Each requires that the
-        operands in `Packs.whole` are aligned, which the device function checks unless it is known.
+    def choices(self) -> list[Vectors]:
+        """The ways in which vectors can be accessed, the fastest first. Each requires that the
+        operands in `Vectors.whole` are aligned; the device function checks unknown alignments.
         """
-        packs, operands = self.packs(), self.sig.operands
-        if packs.size == 1:
+        vectors, operands = self.vectors(), self.sig.operands
+        if vectors.size == 1:
             return []
         unsure = {
             i
-            for i in packs.whole - set(self.places)
+            for i in vectors.whole - set(self.places)
             if i < self.out and not (operands[i].aligned or operands[i].per_item > 1)
         }
-        loose = Packs(packs.size, packs.whole - unsure, packs.loose | unsure)
-        return [packs, loose] if unsure else [packs]
+        loose = Vectors(vectors.size, vectors.whole - unsure, vectors.loose | unsure)
+        return [vectors, loose] if unsure else [vectors]
 
-    def packs(self) -> Packs:
-        """The packs that the operands' shapes and strides allow.
+    def vectors(self) -> Vectors:
+        """The vectors that the operands' shapes and strides allow.
 
-        A pack is a vector of neighbouring elements. Each row of the innermost dimension must
-        consist of whole packs, except that a row may end with a partial pack if it is the only one
-        or if rows are padded in memory to whole packs. If the strides of an input's other
-        dimensions are not multiples of a pack, its packs may be unaligned (`Packs.loose`).
+        A vector is `size` neighbouring elements. Each row of the innermost dimension must consist
+        of whole vectors, except that a row may end with a partial vector if it is the only one or
+        if rows are padded in memory to whole vectors. If the strides of an input's other dimensions
+        are not multiples of a vector, its vectors may be unaligned (`Vectors.loose`).
         """
         sizes = [o.itemsize for o in self.sig.operands]
-        pack = min(16 if max(sizes) == 1 else 8, text.VECTOR_BYTES // min(sizes))
-        while pack > 1 and pack * sum(sizes[: self.out]) > MAX_VECTOR_LOAD_BYTES:
-            pack //= 2
+        vector = min(16 if max(sizes) == 1 else 8, text.VECTOR_BYTES // min(sizes))
+        while vector > 1 and vector * sum(sizes[: self.out]) > MAX_VECTOR_LOAD_BYTES:
+            vector //= 2
         row = self.shape[3]
         cut = self.tile[3] != row
-        while pack > 1 and (
-            (cut and self.tile[3] % pack) or (row % pack and not self._ends_apart(pack))
+        while vector > 1 and (
+            (cut and self.tile[3] % vector) or (row % vector and not self._ends_apart(vector))
         ):
-            pack //= 2
+            vector //= 2
         packed, loose = set(), set()
         for i, operand in enumerate(self.sig.operands):
             if i in self.places:
@@ -156,29 +158,30 @@ class BoxWriter:
                 if self.places[i][-1] != NAMES[3] or any(inner[:-1]) or guarded:
                     if i == 0 and self.apart:
                         continue
-                    return Packs()
+                    return Vectors()
             shape, strides = text.pad4(operand.shape, 1), text.pad4(operand.strides, 0)
             if shape[-1] == 1 and row != 1:
                 continue
             if strides[-1] != 1:
-                return Packs()
-            if any(n > 1 and s % pack for n, s in zip(shape[:-1], strides[:-1], strict=True)):
+                return Vectors()
+            if any(n > 1 and s % vector for n, s in zip(shape[:-1], strides[:-1], strict=True)):
                 if i >= self.out or i in self.places or operand.per_item > 1:
-                    return Packs()
+                    return Vectors()
                 loose.add(i)
                 continue
             packed.add(i)
-        return Packs(pack, frozenset(packed), frozenset(loose)) if pack > 1 else Packs()
+        return Vectors(vector, frozenset(packed), frozenset(loose)) if vector > 1 else Vectors()
 
-    def _ends_apart(self, pack: int) -> bool:
-        """True if rows of the result may end with a partial pack: the result is one row, or its
-        rows are padded to whole packs in memory.
+    def _ends_apart(self, vector: int) -> bool:
+        """True if rows of the result may end with a partial vector: the result is one row, or its
+        rows are padded to whole vectors in memory.
         """
         operand = self.sig.operands[self.out]
         single = math.prod(self.shape[:3]) == 1
         rows = zip(operand.shape[:-1], operand.strides[:-1], strict=True)
-        padded = not self.places and all(s % pack == 0 for n, s in rows if n > 1)
-        return self.shape[3] >= (pack if single else LEAST_PACKS * pack) and (single or padded)
+        padded = not self.places and all(s % vector == 0 for n, s in rows if n > 1)
+        least = vector if single else MIN_WHOLE_VECTORS * vector
+        return self.shape[3] >= least and (single or padded)
 
     def _value(self, index: int) -> str:
         """The C++ text that loads an element of operand `index` from memory."""
@@ -221,19 +224,18 @@ class BoxWriter:
         """The loops over the tile for a single thread, in the order of the indices."""
         return in_order(self.tile, self.shape, self._element())
 
-    def rounds(self, packs: Packs, machine: Machine, whole: bool = False) -> int:
-        """The number of packs (vectors) that a thread loads before it uses any of them. whole: True
-        to return 0 unless all packs of the thread are in one round.
+    def rounds(self, vectors: Vectors, machine: Machine, whole: bool = False) -> int:
+        """The number of vectors that a thread loads before it uses any of them. whole: True
+        to return 0 unless all vectors of the thread are in one round.
         """
-        pack = packs.size
-        total, threads = math.prod(self.tile) // pack, machine.lanes * machine.warps
-        # A pack that is not aligned (loose) is loaded as the two aligned packs that it overlaps, so
-        # it counts twice.
-        read = [*packs.whole | ({0} if self.apart else set()), *packs.loose, *packs.loose]
-        most, least = 2 * PACKS if packs.loose else PACKS, text.VECTOR_BYTES
-        if pack == 1:
-            read, most, least = list(range(self.out)), SINGLES, 1
-        loaded = sum(pack * self.sig.operands[i].itemsize for i in read if i < self.out)
+        vector = vectors.size
+        total, threads = math.prod(self.tile) // vector, machine.lanes * machine.warps
+        # A loose (unaligned) vector counts twice: it is loaded as the two vectors that it overlaps.
+        read = [*vectors.whole | ({0} if self.apart else set()), *vectors.loose, *vectors.loose]
+        most, least = MAX_VECTORS_IN_FLIGHT * (2 if vectors.loose else 1), text.VECTOR_BYTES
+        if vector == 1:
+            read, most, least = list(range(self.out)), MAX_ELEMENTS_IN_FLIGHT, 1
+        loaded = sum(vector * self.sig.operands[i].itemsize for i in read if i < self.out)
         rounds = max(1, min(most, THREAD_BYTES_IN_FLIGHT // max(least, loaded), total // threads))
         return 0 if whole and total > rounds * threads else rounds
 
@@ -246,36 +248,36 @@ class BoxWriter:
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
 
-    def flat(self, packs: Packs, machine: Machine, ahead: bool = True) -> str:
-        """The loop of a tile by all threads, each of which has several packs (vectors) in flight.
-        ahead: True to load the next packs while the current ones are computed, if possible.
+    def flat(self, vectors: Vectors, machine: Machine, ahead: bool = True) -> str:
+        """The loop of a tile by all threads, each of which has several vectors in flight.
+        ahead: True to load the next vectors while the current ones are computed, if possible.
         """
-        if ahead and self.several(packs, machine):
-            return self._deep(packs, machine)
-        constants = f"{self.box}, {packs.size}, {self.rounds(packs, machine)}"
-        body = "".join(self._round(packs, machine, "round"))
+        if ahead and self.several(vectors, machine):
+            return self._deep(vectors, machine)
+        constants = f"{self.box}, {vectors.size}, {self.rounds(vectors, machine)}"
+        body = "".join(self._round(vectors, machine, "round"))
         body = loop("ark_each_round", constants, "const auto& round", (), body)
-        return body + self.left(packs)
+        return body + self.left(vectors)
 
     def _round(
-        self, packs: Packs, machine: Machine, place: str, held: str = ""
+        self, vectors: Vectors, machine: Machine, place: str, held: str = ""
     ) -> tuple[str, str, str]:
-        """The source texts for a round, in which a thread processes several packs (vectors):
+        """The source texts for a round, in which a thread processes several vectors:
         declarations of the loaded operands, statements that load them, and statements that compute
         and store the results. place: the C++ text of the round (an ArkRound of box.h). held: the
         prefix of the names of the loaded operands.
         """
-        pack, rounds = packs.size, self.rounds(packs, machine)
+        vector, rounds = vectors.size, self.rounds(vectors, machine)
         declare, fetch, unpack, values = "", "", "", []
         for i in range(self.out):
             operand, v = self.sig.operands[i], f"{held}v{i}[u]"
-            width = pack if i in packs.whole | packs.loose else 1
+            width = vector if i in vectors.whole | vectors.loose else 1
             guarded = i == 0 and bool(self.guard[0])
-            if width < pack and i == 0 and self._varies():
-                declare += f"    {text.loaded(self.sig, i)} v{i}[{rounds}][{pack}] = {{}};\n"
+            if width < vector and i == 0 and self._varies():
+                declare += f"    {text.loaded(self.sig, i)} v{i}[{rounds}][{vector}] = {{}};\n"
                 fetch += (
                     f"      const int first = {NAMES[3]};\n#pragma unroll\n"
-                    f"      for (int j = 0; inside && j < {pack}; ++j) {{\n"
+                    f"      for (int j = 0; inside && j < {vector}; ++j) {{\n"
                     f"        const int {NAMES[3]} = first + j;\n"
                     f"        {v}[j] = {self._value(i)};\n      }}\n"
                 )
@@ -289,11 +291,11 @@ class BoxWriter:
             count = width // operand.per_item
             at = self._at(i) if operand.per_item == 1 else f"({self._at(i)}) / {operand.per_item}"
             kind, load, needed, loaded = "ArkHeld", "ark_hold", "inside", f"ark_unpacked({v})"
-            if i in packs.loose:
+            if i in vectors.loose:
                 kind, load, loaded = "ArkLoosePack", "ark_load_loose", f"ark_shifted({v})"
             elif self._once(i):
                 load += "_past" if self.out == 1 or self.once else "_once"
-            if self.keeps and i < MAX_KEPT_OPERANDS and i in packs.whole and self._as_made(i):
+            if self.keeps and i < MAX_KEPT_OPERANDS and i in vectors.whole and self._as_made(i):
                 kept = f"n > 0u && t.flow >> {16 + i} & 1u"
                 needed, loaded = f"inside && !({kept})", f"{kept} ? kept[u] : {loaded}"
             declare += f"    {kind}<{operand.ctype}, {count}> v{i}[{rounds}] = {{}};\n"
@@ -310,29 +312,29 @@ class BoxWriter:
             f"      (void)u; {unused_names(NAMES)}\n"
         )
         load = f"{each}{fetch}    }});\n" if fetch else ""
-        store = self._store(values, pack)
+        store = self._store(values, vector)
         return declare, load, f"{each}{unpack}{store}    }});\n"
 
-    def _store(self, values: Sequence[str], pack: int) -> str:
-        """Statements that compute and store one pack from its inputs' values."""
+    def _store(self, values: Sequence[str], vector: int) -> str:
+        """Statements that compute and store one vector from its inputs' values."""
         ctype = self.sig.operands[self.out].ctype
-        compute = self._compute(values, "to", "j", " + j" if pack > 1 else "")
+        compute = self._compute(values, "to", "j", " + j" if vector > 1 else "")
         to = f"p{self.out} + {self._at(self.out)}"
         name, rare = ("rare", ", auto&& ark_rare") if "ark_rare" in compute else ("made", "")
         store = (
-            f"      ark_store_{name}<{pack}>(inside, {to}, [&]({ctype}* to, int j{rare}) {{\n"
+            f"      ark_store_{name}<{vector}>(inside, {to}, [&]({ctype}* to, int j{rare}) {{\n"
             f"{compute}      }});\n"
         )
         if self.keeps:
             store = (
                 f"      {ctype}* to = kept[u].v;\n#pragma unroll\n"
-                f"      for (int j = 0; j < {pack}; ++j) {{\n{compute}      }}\n"
-                f"      if (inside) ark_store_pack<{pack}>({to}, kept[u]);\n"
+                f"      for (int j = 0; j < {vector}; ++j) {{\n{compute}      }}\n"
+                f"      if (inside) ark_store_pack<{vector}>({to}, kept[u]);\n"
             )
         return store
 
-    def several(self, packs: Packs, machine: Machine) -> bool:
-        """True if a thread loads its next round of packs while it computes the current one. In the
+    def several(self, vectors: Vectors, machine: Machine) -> bool:
+        """True if a thread loads its next round of vectors during the current one. In the
         variant `block`: if a round has less than half of the bytes that a thread should have in
         flight. In `matrix`, whose threads have more registers: if there are several inputs.
         """
@@ -341,22 +343,22 @@ class BoxWriter:
             return False
         if any(o.per_item > 1 for o in self.sig.operands):
             return False
-        inputs = [i for i in (*packs.whole, *packs.loose, *packs.loose) if i < self.out]
-        loaded = packs.size * sum(self.sig.operands[i].itemsize for i in inputs)
+        inputs = [i for i in (*vectors.whole, *vectors.loose, *vectors.loose) if i < self.out]
+        loaded = vectors.size * sum(self.sig.operands[i].itemsize for i in inputs)
         most = THREAD_BYTES_IN_FLIGHT - 1
         if machine.variant.name == "matrix":
             most = 2 * THREAD_BYTES_IN_FLIGHT if len(inputs) > 1 else 0
-        rounds = self.rounds(packs, machine)
-        several = math.prod(self.tile) // packs.size > rounds * machine.lanes * machine.warps
+        rounds = self.rounds(vectors, machine)
+        several = math.prod(self.tile) // vectors.size > rounds * machine.lanes * machine.warps
         return several and 2 * rounds * loaded <= most
 
-    def ahead(self, packs: Packs, machine: Machine) -> tuple[str, str, str]:
+    def ahead(self, vectors: Vectors, machine: Machine) -> tuple[str, str, str]:
         """The texts for ark_claimed_ahead (claimed.h) and ark_each_round_ahead (box.h): the members
         of a struct with the loaded operands of a round, statements that load them into `h`, and
         statements that compute and store the results.
         """
-        place = f"ArkRound<{self.box}, {packs.size}, {self.rounds(packs, machine)}>"
-        held, load, finish = self._round(packs, machine, f"{place}{{h.coord, h.first}}", "h.")
+        place = f"ArkRound<{self.box}, {vectors.size}, {self.rounds(vectors, machine)}>"
+        held, load, finish = self._round(vectors, machine, f"{place}{{h.coord, h.first}}", "h.")
         coords = "".join(f"    h.coord[{d}] = t.coord[{d}];\n" for d in range(4))
         return (
             f"    ark_i32 coord[4];\n    int first;\n{held}",
@@ -364,22 +366,20 @@ class BoxWriter:
             finish,
         )
 
-    def left(self, packs: Packs) -> str:
+    def left(self, vectors: Vectors) -> str:
         """The loop over the single elements at the ends of rows, if there are any."""
-        if packs.size == 1 or not self.shape[3] % packs.size:
+        if vectors.size == 1 or not self.shape[3] % vectors.size:
             return ""
-        return loop("ark_each_left", f"{self.box}, {packs.size}", "", NAMES, self._element())
+        return loop("ark_each_left", f"{self.box}, {vectors.size}", "", NAMES, self._element())
 
-    def _deep(self, packs: Packs, machine: Machine) -> str:
-        """The loop of a tile by all threads, in which a thread loads its next round of packs while
-        it computes the current one.
-        """
-        held, load, finish = self.ahead(packs, machine)
-        constants = f"Held, {self.box}, {packs.size}, {self.rounds(packs, machine)}"
+    def _deep(self, vectors: Vectors, machine: Machine) -> str:
+        """The loop of a tile by all threads, which load a round of vectors ahead."""
+        held, load, finish = self.ahead(vectors, machine)
+        constants = f"Held, {self.box}, {vectors.size}, {self.rounds(vectors, machine)}"
         return (
             f"  struct Held {{\n{held}  }};\n"
             f"  ark_each_round_ahead<{constants}>([&](Held& h, int first) {{\n{load}  }}, "
-            f"[&](Held& h) {{\n{finish}  }});\n{self.left(packs)}"
+            f"[&](Held& h) {{\n{finish}  }});\n{self.left(vectors)}"
         )
 
     def shared(self) -> str:

@@ -142,16 +142,16 @@ def addresses(sig: Signature, p: ConvolutionParams) -> tuple[str, str]:
     )
 
 
-def finish(sig: Signature, p: ConvolutionParams, pack: int, held: Mapping[int, str]) -> str:
-    """C++ statements that apply the expression to the sums of `pack` outputs and store them. held:
-    the names of the packs of operands that are loaded before.
+def finish(sig: Signature, p: ConvolutionParams, vector: int, held: Mapping[int, str]) -> str:
+    """C++ statements that apply the expression to the sums of `vector` outputs and store them.
+    held: the names of the vectors of operands that are loaded before.
     """
     lines, leaves = [], [("sums[j]", "float")]
     for i in range(3, len(sig.operands)):
         at = text.offset(sig, i, NAMES)
         if by_channel(sig, i):
             if i not in held:
-                lines.append(f"const auto e{i} = ark_load_pack<{pack}>(p{i} + ({at}));")
+                lines.append(f"const auto e{i} = ark_load_pack<{vector}>(p{i} + ({at}));")
             name = held.get(i, f"e{i}")
             leaves.append((text.load(sig, i, f"{name}.v", "j"), text.loaded(sig, i)))
         else:
@@ -160,11 +160,11 @@ def finish(sig: Signature, p: ConvolutionParams, pack: int, held: Mapping[int, s
     writer = expression.Writer(leaves, text.literal)
     value = "sums[j]" if p.expr is None else writer.write(p.expr)[0]
     lines += [
-        f"ArkPack<{sig.operands[2].ctype}, {pack}> made;",
-        f"#pragma unroll\n      for (int j = 0; j < {pack}; ++j) {{",
+        f"ArkPack<{sig.operands[2].ctype}, {vector}> made;",
+        f"#pragma unroll\n      for (int j = 0; j < {vector}; ++j) {{",
         *writer.statements,
         text.store(sig, 2, "made.v", "j", value),
         "}",
-        f"ark_store_pack<{pack}>(po + ({text.offset(sig, 2, NAMES)}), made);",
+        f"ark_store_pack<{vector}>(po + ({text.offset(sig, 2, NAMES)}), made);",
     ]
     return "".join(f"      {line}\n" for line in lines)

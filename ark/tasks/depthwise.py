@@ -63,7 +63,7 @@ class Depthwise(ChannelsLastKind):
         instructions, each as one multiplication with an addition.
         """
         p, (operations, moved) = sig.read(DepthwiseParams), super().cost(sig, coord)
-        if p.patch is None or _pack(sig) == 1:
+        if p.patch is None or _vector(sig) == 1:
             return operations, moved
         each = depthwise_form.instructions(p, p.patch, sig.operands[1].itemsize)
         return 2.0 * depthwise_form.units(p.tile, p.patch) * each, moved
@@ -73,7 +73,7 @@ class Depthwise(ChannelsLastKind):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         p = sig.read(DepthwiseParams)
-        if p.patch is None or _pack(sig) == 1:
+        if p.patch is None or _vector(sig) == 1:
             return 0
         return depthwise_form.shared_bytes(p, p.tile, p.patch, sig.operands[1].itemsize)
 
@@ -84,24 +84,24 @@ class Depthwise(ChannelsLastKind):
         return tuple(map(text.header, ("pack_copies.h", "depthwise_patches.h")))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        pack, patch = _pack(sig), sig.read(DepthwiseParams).patch
-        body = _patches(sig, patch) if patch and pack > 1 else _walk(sig, pack, machine)
-        if pack > 1:
-            body = text.where_aligned(sig, by_vectors(sig), body, _walk(sig, 1, machine))
+        vector, patch = _vector(sig), sig.read(DepthwiseParams).patch
+        body = _patches(sig, patch) if patch and vector > 1 else _walk(sig, vector, machine)
+        if vector > 1:
+            body = where_aligned(sig, body, _walk(sig, 1, machine))
         return text.function(name, declared(sig) + body)
 
 
-def _pack(sig: Signature) -> int:
+def _vector(sig: Signature) -> int:
     """The number of neighbouring channels that a thread computes together."""
-    pack = text.VECTOR_BYTES // sig.operands[1].itemsize
+    vector = text.VECTOR_BYTES // sig.operands[1].itemsize
     strides = strides_of_vectors(sig, by_vectors(sig))
     if strides is None:
         return 1
     counts = (sig.operands[2].shape[3], sig.read(DepthwiseParams).tile[3], *strides)
-    return pack if all(n % pack == 0 for n in counts) else 1
+    return vector if all(n % vector == 0 for n in counts) else 1
 
 
-def _columns(sig: Signature, pack: int, machine: Machine) -> int:
+def _columns(sig: Signature, vector: int, machine: Machine) -> int:
     """The number of neighbouring results of a row that a thread computes: as many as leave no
     thread of the block idle and need few registers.
     """
@@ -111,23 +111,23 @@ def _columns(sig: Signature, pack: int, machine: Machine) -> int:
 
     def able(wide: int) -> bool:
         span = (wide - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1
-        units = images * rows * -(-columns // wide) * channels // pack
+        units = images * rows * -(-columns // wide) * channels // vector
         return span <= MAX_LOADS and units >= threads
 
     return next(filter(able, COLUMNS_PER_THREAD), 1)
 
 
-def _walk(sig: Signature, pack: int, machine: Machine) -> str:
-    """Statements in which all threads compute the task's tile, `pack` neighbouring channels at a
+def _walk(sig: Signature, vector: int, machine: Machine) -> str:
+    """Statements in which all threads compute the task's tile, `vector` neighbouring channels at a
     time.
     """
     p, loaded = sig.read(DepthwiseParams), {i: f"e{i}" for i in _held_operands(sig)}
-    constants = (*types(sig, p), pack, _columns(sig, pack, machine))
+    constants = (*types(sig, p), vector, _columns(sig, vector, machine))
     arguments = (
         *addresses(sig, p),
-        f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{pack}]) {{\n"
+        f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{vector}]) {{\n"
         f"      (void)i0; (void)i1; (void)i2;\n"
-        f"{_held(sig, pack, 'const auto ')}{finish(sig, p, pack, loaded)}  }}",
+        f"{_held(sig, vector, 'const auto ')}{finish(sig, p, vector, loaded)}  }}",
     )
     return f"  {text.called('ark_depthwise', constants, arguments)};\n"
 
@@ -163,12 +163,12 @@ def _held_operands(sig: Signature) -> list[int]:
     ]
 
 
-def _held(sig: Signature, pack: int, name: str) -> str:
-    """C++ statements that load, for `pack` channels, the elements of the operands that are equal
+def _held(sig: Signature, vector: int, name: str) -> str:
+    """C++ statements that load, for `vector` channels, the elements of the operands that are equal
     for all pixels (`_held_operands`). name: the text before the name of each variable.
     """
     loads = (
-        f"{name}e{i} = ark_load_pack<{pack}>(p{i} + ({text.offset(sig, i, NAMES)}));"
+        f"{name}e{i} = ark_load_pack<{vector}>(p{i} + ({text.offset(sig, i, NAMES)}));"
         for i in _held_operands(sig)
     )
     return "".join(f"      {line}\n" for line in loads)

@@ -18,7 +18,7 @@ from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, register
 from ark.plan.params import Params, Places, Tile, TiledParams, box, covers, need
 from ark.tasks import expression, text
-from ark.tasks.box_text import Packs
+from ark.tasks.box_text import Vectors
 from ark.tasks.box_writer import BoxWriter, write_box
 from ark.tasks.claimed import claim_constants
 
@@ -113,10 +113,10 @@ class Elementwise(TaskKind):
         params = sig.read(ElementwiseParams)
         if not machine.cooperative or any(o.per_item > 1 for o in sig.operands):
             return 0
-        packs = BoxWriter(sig, params.expr, params.tile, {}).packs()
+        vectors = BoxWriter(sig, params.expr, params.tile, {}).vectors()
         # A thread computes the same elements in consecutive tasks only if both tasks use the same
         # vector size. If alignment is checked at run time, they may use different sizes.
-        return packs.size if all(sig.operands[i].aligned for i in packs.whole) else 0
+        return vectors.size if all(sig.operands[i].aligned for i in vectors.whole) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(ElementwiseParams)
@@ -136,18 +136,18 @@ class Elementwise(TaskKind):
         out = len(sig.operands) - 1
         body = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
         structs = ""
-        for number, packs in enumerate(choices):
+        for number, vectors in enumerate(choices):
             tile = f"{name}_held{number}"
-            held, load, finish = writer.ahead(packs, machine)
-            finish += writer.left(packs).replace("t.coord", "h.coord")
+            held, load, finish = writer.ahead(vectors, machine)
+            finish += writer.left(vectors).replace("t.coord", "h.coord")
             load = f"    const int first = ark_tid();\n{load}"
             structs += f"struct {tile} {{\n{held}}};\n"
             body += (
-                f"  if (ark_aligned({text.addresses(sig, sorted(packs.whole))})) {{\n"
+                f"  if (ark_aligned({text.addresses(sig, sorted(vectors.whole))})) {{\n"
                 f"  ark_claimed_ahead<{tile}, {constants}>(c, t, [&]({tile}& h, const ArkTask& t) "
                 f"{{\n{load}  }}, [&]({tile}& h) {{\n{finish}  }});\n  return;\n  }}\n"
             )
-        each = f"[&](const ArkTask& t) {{\n{writer.flat(Packs(), machine)}  }}"
+        each = f"[&](const ArkTask& t) {{\n{writer.flat(Vectors(), machine)}  }}"
         return structs + text.function(name, f"{body}  ark_claimed<{constants}>(c, t, {each});\n")
 
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
@@ -155,10 +155,11 @@ class Elementwise(TaskKind):
         out = len(sig.operands) - 1
         declare = "".join(text.operand(sig, i, f"p{i}", const=i != out) for i in range(out + 1))
         writer = BoxWriter(sig, params.expr, params.tile, {})
-        packs = writer.packs()
-        writer.keeps = writer.rounds(packs, machine, whole=True)
-        kept = f"  ArkPack<{sig.operands[out].ctype}, {packs.size}> kept[{writer.keeps}] = {{}};\n"
-        body = declare + writer.flat(packs, machine)
+        vectors = writer.vectors()
+        writer.keeps = writer.rounds(vectors, machine, whole=True)
+        ctype, keeps = sig.operands[out].ctype, writer.keeps
+        kept = f"  ArkPack<{ctype}, {vectors.size}> kept[{keeps}] = {{}};\n"
+        body = declare + writer.flat(vectors, machine)
         return text.run(name, body, kept if writer.keeps else "")
 
 

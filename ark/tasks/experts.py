@@ -154,9 +154,9 @@ class TopK(TaskKind):
                 f"{name} computes the softmax of the largest {params.k} of {n} elements, which the "
                 f"code for {machine.arch} does not support; plan again for this machine"
             )
-        pack = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
+        vector = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
-        sizes = params.rows, limit, n, params.k, pack
+        sizes = params.rows, limit, n, params.k, vector
         constants = (*sizes, each, *self._sorted(sig, machine), params.least, params.softmax)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))

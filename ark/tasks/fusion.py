@@ -164,8 +164,8 @@ class Fusion(TaskKind):
             return 0
         if sig.read(FusionParams).axis >= 0:
             return 1
-        packs = _region(sig).packs()
-        return packs.size if all(sig.operands[i].aligned for i in packs.whole) else 0
+        vectors = _region(sig).vectors()
+        return vectors.size if all(sig.operands[i].aligned for i in vectors.whole) else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         if machine.cooperative and sig.read(FusionParams).axis < 0:
@@ -175,7 +175,7 @@ class Fusion(TaskKind):
     def run_source(self, name: str, sig: Signature, machine: Machine) -> str:
         if sig.read(FusionParams).axis < 0:
             writer = _region(sig)
-            return text.run(name, writer.declare() + writer.flat(writer.packs(), machine))
+            return text.run(name, writer.declare() + writer.flat(writer.vectors(), machine))
         return text.run(name, _Body(sig).write(1))
 
 

@@ -94,11 +94,11 @@ def vectors(sig: Signature) -> tuple[int, int]:
     p = sig.read(GroupedParams)
     each, rows = widths(sig, p)
     stored = [0, 2, *(i for i in range(3, len(sig.operands)) if by_channel(sig, i))]
-    pack = _pack(sig, stored, [rows, p.tile[3]])
-    return pack, 1 if p.channels_first else _pack(sig, [1], [each])
+    vector = _vector(sig, stored, [rows, p.tile[3]])
+    return vector, 1 if p.channels_first else _vector(sig, [1], [each])
 
 
-def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int:
+def _vector(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int:
     """The number of elements of a vector: the largest one that divides all `counts` and all strides
     of these operands.
     """
@@ -109,11 +109,11 @@ def _pack(sig: Signature, operands: Sequence[int], counts: Sequence[int]) -> int
 
 
 def columns_per_thread(
-    tile: Sequence[int], window: tuple[int, int, int], pack: int, machine: Machine
+    tile: Sequence[int], window: tuple[int, int, int], vector: int, machine: Machine
 ) -> int:
     """The number of neighbouring results of a row that a thread computes. Of the numbers that need
     few registers, it is the one with which the slowest thread has the least work. window: the
-    kernel's size, stride and dilation across. pack: the neighbouring outputs that a thread
+    kernel's size, stride and dilation across. vector: the neighbouring outputs that a thread
     computes.
     """
     size, stride, dilation = window
@@ -122,40 +122,40 @@ def columns_per_thread(
         return (wide - 1) * stride + (size - 1) * dilation < MAX_LOADS
 
     def ends(wide: int) -> int:
-        return thread_rounds(tile, wide, pack, machine) * (wide + WEIGHT_SHARE)
+        return thread_rounds(tile, wide, vector, machine) * (wide + WEIGHT_SHARE)
 
     return min(filter(able, COLUMNS_PER_THREAD), key=ends, default=1)
 
 
-def thread_rounds(tile: Sequence[int], wide: int, pack: int, machine: Machine) -> int:
+def thread_rounds(tile: Sequence[int], wide: int, vector: int, machine: Machine) -> int:
     """The number of steps of a thread, each of which computes `wide` neighbouring results for
-    `pack` outputs.
+    `vector` outputs.
     """
     images, rows, columns, channels = tile
-    units = images * rows * -(-columns // wide) * -(-channels // pack)
+    units = images * rows * -(-columns // wide) * -(-channels // vector)
     return -(-units // (machine.warps * machine.lanes))
 
 
-def _walk(sig: Signature, packs: tuple[int, int], machine: Machine) -> str:
-    """Statements in which all threads compute the task's tile. packs: the result of `vectors`."""
+def _walk(sig: Signature, vector_sizes: tuple[int, int], machine: Machine) -> str:
+    """Statements in which all threads compute a tile. vector_sizes: the result of `vectors`."""
     p = sig.read(GroupedParams)
     across = p.size[1], p.stride[1], p.dilation[1]
-    columns = columns_per_thread(p.tile, across, packs[0], machine)
+    columns = columns_per_thread(p.tile, across, vector_sizes[0], machine)
     first = str(p.channels_first).lower()
-    constants = (*types(sig, p), first, *widths(sig, p), *packs, columns)
-    return f"  {text.called('ark_grouped', constants, functions(sig, packs[0]))};\n"
+    constants = (*types(sig, p), first, *widths(sig, p), *vector_sizes, columns)
+    return f"  {text.called('ark_grouped', constants, functions(sig, vector_sizes[0]))};\n"
 
 
-def functions(sig: Signature, pack: int) -> tuple[str, ...]:
+def functions(sig: Signature, vector: int) -> tuple[str, ...]:
     """The texts of three functions that a device function calls: the address of weights, the
-    address of channels, and a function that applies the expression to `pack` sums and stores the
+    address of channels, and a function that applies the expression to `vector` sums and stores the
     results.
     """
     p = sig.read(GroupedParams)
-    statements = finish(sig, p, pack, {})
+    statements = finish(sig, p, vector, {})
     return (
         *addresses(sig, p),
-        f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{pack}]) {{\n"
+        f"[&](int i0, int i1, int i2, int i3, const float (&sums)[{vector}]) {{\n"
         f"      (void)i0; (void)i1; (void)i2;\n{statements}  }}",
     )
 

@@ -95,7 +95,7 @@ def _side(sig: Signature, index: int, packed: bool) -> tuple[bool, int]:
     beside, length, other = (k, depth, row) if deep else (row, lines, k)
     batches = zip(operand.shape[:-2], operand.strides[:-2], strict=True)
     steps = (length, other, *(s for n, s in batches if n > 1))
-    pack = text.VECTOR_BYTES // operand.itemsize if packed and beside == 1 else 1
-    while pack > 1 and any(s % pack for s in steps):
-        pack //= 2
-    return deep, pack
+    vector = text.VECTOR_BYTES // operand.itemsize if packed and beside == 1 else 1
+    while vector > 1 and any(s % vector for s in steps):
+        vector //= 2
+    return deep, vector

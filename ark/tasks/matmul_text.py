@@ -261,14 +261,14 @@ def matrix_tiles(
 def _vector(sig: Signature) -> int:
     """The number of elements of k that can be read by one vector load from both operands."""
     size = max(sig.operands[i].itemsize for i in (0, 1))
-    pack = min(8, 16 // size)
+    vector = min(8, 16 // size)
     _, _, k = dims(sig)
-    whole = k % pack == 0 and part_of_k(sig) % pack == 0
+    whole = k % vector == 0 and part_of_k(sig) % vector == 0
     for index in (0, 1):
         *others, last = sig.operands[index].strides
         down = others if side_strides(sig, index)[1] == 1 else []
-        whole = whole and last == 1 and bool(down) and all(s % pack == 0 for s in down)
-    return pack if whole else 1
+        whole = whole and last == 1 and bool(down) and all(s % vector == 0 for s in down)
+    return vector if whole else 1
 
 
 def _side(sig: Signature, index: int, depth: int) -> str:

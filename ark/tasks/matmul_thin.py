@@ -35,12 +35,12 @@ SHORT, MOST_SUMS = 2, 8  # the most steps of k of a short product; the most sums
 class Thin:
     """How a product with few rows or columns is computed. few: 0 if the left operand has few rows,
     1 if the right operand has few columns. along: True if k is contiguous in memory in both
-    operands. pack: the number of elements of the other operand that one load reads.
+    operands. vector: the number of elements of the other operand that one load reads.
     """
 
     few: int
     along: bool
-    pack: int
+    vector: int
 
 
 def thin(sig: Signature, machine: Machine) -> Thin | None:
@@ -60,19 +60,19 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
         return None
     if all(lying):
         sizes = (m, n)
-        pack = text.VECTOR_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
-        while pack > 1 and not all(_packs(sig, i, sizes[i], pack) for i in (0, 1)):
-            pack //= 2
-        return Thin(few, True, pack)
+        vector = text.VECTOR_BYTES // max(sig.operands[i].itemsize for i in (0, 1))
+        while vector > 1 and not all(_loads_vectors(sig, i, sizes[i], vector) for i in (0, 1)):
+            vector //= 2
+        return Thin(few, True, vector)
     other = 1 - few
     row, deep = side_strides(sig, other)
     if row != 1 or small > MAX_ROWS_ACROSS or large < VECTOR_COLUMNS:
         return None
-    pack = text.VECTOR_BYTES // sig.operands[other].itemsize
+    vector = text.VECTOR_BYTES // sig.operands[other].itemsize
     steps = (deep, large, *_batches(sig, other))
-    while pack > 1 and any(s % pack for s in steps):
-        pack //= 2
-    return Thin(few, False, pack)
+    while vector > 1 and any(s % vector for s in steps):
+        vector //= 2
+    return Thin(few, False, vector)
 
 
 def _most_rows(sig: Signature) -> int:
@@ -83,11 +83,11 @@ def _most_rows(sig: Signature) -> int:
     return MOST_COLUMNS if fp32 and not sig.read(MatmulParams).tf32 else MOST_ROWS
 
 
-def _packs(sig: Signature, index: int, rows: int, pack: int) -> bool:
-    """True if an operand can be read in vectors of `pack` elements along k."""
+def _loads_vectors(sig: Signature, index: int, rows: int, vector: int) -> bool:
+    """True if an operand can be read in vectors of `vector` elements along k."""
     _, _, k = dims(sig)
     steps = (*_batches(sig, index), *([side_strides(sig, index)[0]] if rows > 1 else ()))
-    return all(s % pack == 0 for s in (k, part_of_k(sig), *steps))
+    return all(s % vector == 0 for s in (k, part_of_k(sig), *steps))
 
 
 def _batches(sig: Signature, index: int) -> tuple[int, ...]:
@@ -131,7 +131,7 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
     rows = ROWS_PER_WARP[int(few >= MIN_WIDE_ROWS)]
-    if part_of_k(sig) <= SHORT * machine.lanes * form.pack:
+    if part_of_k(sig) <= SHORT * machine.lanes * form.vector:
         while 2 * rows * few <= MOST_SUMS and rows * machine.warps < tile:
             rows *= 2
     return rows
@@ -142,7 +142,7 @@ def _team(sig: Signature, form: Thin, machine: Machine) -> int:
     two that divides the number of warps.
     """
     tile, rows = sig.read(MatmulParams).tile[1 - form.few], _rows(sig, form, machine)
-    teams, deep = -(-tile // rows), machine.lanes * form.pack
+    teams, deep = -(-tile // rows), machine.lanes * form.vector
     team = 1
     while (
         2 * team * teams <= machine.warps
@@ -154,8 +154,8 @@ def _team(sig: Signature, form: Thin, machine: Machine) -> int:
 
 
 def _stage_bytes(sig: Signature, form: Thin, machine: Machine) -> int:
-    """Bytes of a stage: a pack of each lane of a team from each row of the narrow operand, and from
-    each row of the other one that the block multiplies at a time.
+    """Bytes of a stage: a vector of each lane of a team from each row of the narrow operand, and
+    from each row of the other one that the block multiplies at a time.
     """
     team, rows = _team(sig, form, machine), _rows(sig, form, machine)
     tile = sig.read(MatmulParams).tile[1 - form.few]
@@ -171,8 +171,8 @@ def _stages(sig: Signature, form: Thin, machine: Machine) -> int:
     if not form.along or few < LEAST_STAGED_ROWS or left != "fp32" or right != "fp32":
         return 0
     large = few * part_of_k(sig) * sig.operands[0].itemsize >= LEAST_STAGED_BYTES
-    packs = form.pack * sig.operands[0].itemsize == text.VECTOR_BYTES
-    if machine.variant.name != "block" or not large or not packs:
+    full_vectors = form.vector * sig.operands[0].itemsize == text.VECTOR_BYTES
+    if machine.variant.name != "block" or not large or not full_vectors:
         return 0
     room = machine.task_bytes
     stages = min(MOST_STAGES, room // _stage_bytes(sig, form, machine))
@@ -225,10 +225,10 @@ def thin_text(
 
     stages = _stages(sig, form, machine)
 
-    def call(pack: int) -> str:
-        staged = stages > 0 and pack == form.pack
+    def call(vector: int) -> str:
+        staged = stages > 0 and vector == form.vector
         name = "ark_matmul_thin_staged" if staged else callee
-        listed = ", ".join(map(str, (*constants, pack, *team, *((stages,) if staged else ()))))
+        listed = ", ".join(map(str, (*constants, vector, *team, *((stages,) if staged else ()))))
         return f"{name}<{listed}>(ARK_SCRATCH(c), {places});\n"
 
     order = "j, i" if few == 0 else "i, j"
@@ -238,9 +238,9 @@ def thin_text(
         f"  const auto store = [&](int i, int j, {total} sum) {{ finish({order}, sum); }};\n"
     )
     asked = text.addresses(sig, (0, 1) if form.along else (many,))
-    if form.pack == 1 or asked == "0u":
-        return f"{body}  {call(form.pack)}"
+    if form.vector == 1 or asked == "0u":
+        return f"{body}  {call(form.vector)}"
     return (
-        f"{body}  if (ark_aligned({asked})) {{\n    {call(form.pack)}"
+        f"{body}  if (ark_aligned({asked})) {{\n    {call(form.vector)}"
         f"  }} else {{\n    {call(1)}  }}\n"
     )

@@ -131,9 +131,9 @@ def several(sig: Signature, row: str, column: str, loaded_ahead: int | None = No
             f"    if (left == {VECTOR_ELEMENTS} && ark_aligned({text.addresses(sig, stored)})) {{\n"
             f"      {whole}    }} else {{\n{body}    }}\n"
         )
-    pack = "" if loaded_ahead is None else ", const auto& pack"
+    argument = "" if loaded_ahead is None else ", const auto& pack"
     return (
-        f"[&](int at_row, int at_column, const auto* v, int left{pack}) {{\n"
+        f"[&](int at_row, int at_column, const auto* v, int left{argument}) {{\n"
         f"    const int row = {row} + at_row, first = {column} + at_column;\n{body}    }}"
     )
 

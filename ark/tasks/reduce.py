@@ -60,12 +60,12 @@ BLOCK_COLUMNS = 64  # neighbouring results that a block reduces at once, if a co
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
 COLUMN_ELEMENTS_PER_THREAD = 64
-# Bytes and packs in flight per thread. A thread has more packs in flight if they are narrow, so
+# Bytes and vectors in flight per thread. A thread has more vectors in flight if they are narrow, so
 # that their bytes stay the same.
 BYTES_IN_FLIGHT, MIN_IN_FLIGHT, MAX_IN_FLIGHT = 64, 4, 16
-# A row of at most MAX_SHORT_PACKS packs per lane of a warp is reduced by some of the warp's lanes,
-# with at most MAX_PACKS_PER_LANE packs per lane.
-MAX_SHORT_PACKS, MAX_PACKS_PER_LANE = 2, 4
+# A row of at most MAX_SHORT_ROW_VECTORS vectors per lane of a warp is reduced by some of the warp's
+# lanes, with at most MAX_VECTORS_PER_LANE vectors per lane.
+MAX_SHORT_ROW_VECTORS, MAX_VECTORS_PER_LANE = 2, 4
 SECTOR_BYTES = 32  # neighbouring bytes that one access loads at least
 SHORT_WORDS_IN_FLIGHT = 32  # 32-bit words of short rows that a thread has in flight
 
@@ -209,8 +209,8 @@ class Reduce(TaskKind):
             return 2 * size * machine.warps
         if not machine.cooperative:
             return size * int(sig.read(ReduceParams).tile[3])
-        pack, across = self._across(sig, machine)
-        return size * threads // across * across * pack
+        vector, across = self._across(sig, machine)
+        return size * threads // across * across * vector
 
     def _last(self, sig: Signature) -> bool:
         """True if the last dimension is reduced."""
@@ -218,30 +218,29 @@ class Reduce(TaskKind):
 
     def _vector(self, sig: Signature) -> int:
         source = sig.operands[0]
-        pack = min(8, *(16 // sig.operands[i].itemsize for i in _deep(sig)))
-        while pack > 1 and any(s % pack for s in source.strides[:-1]):
-            pack //= 2
-        return pack
+        vector = min(8, *(16 // sig.operands[i].itemsize for i in _deep(sig)))
+        while vector > 1 and any(s % vector for s in source.strides[:-1]):
+            vector //= 2
+        return vector
 
     def _across(self, sig: Signature, machine: Machine) -> tuple[int, int]:
         """How a block reads the columns of a tile: the number of elements of a vector load, and the
         number of such loads side by side in a row of the input.
         """
         params = sig.read(ReduceParams)
-        pack = self._vector(sig)
+        vector = self._vector(sig)
         last, tile = sig.operands[-1].shape[-1], int(params.tile[3])
-        while pack > 1 and (last % pack or tile % pack):
-            pack //= 2
+        while vector > 1 and (last % vector or tile % vector):
+            vector //= 2
         threads = machine.lanes * machine.warps
         count = text.pad4(sig.operands[0].shape, 1)[params.axis]
         # Wide tiles are better: threads of different columns do not wait for each other.
-        wide = min(
-            tile, threads, max(BLOCK_COLUMNS, threads * pack * COLUMN_ELEMENTS_PER_THREAD // count)
-        )
+        columns = threads * vector * COLUMN_ELEMENTS_PER_THREAD // count
+        wide = min(tile, threads, max(BLOCK_COLUMNS, columns))
         across = 1
-        while across * pack < wide and 2 * across <= threads:
+        while across * vector < wide and 2 * across <= threads:
             across *= 2
-        return pack, across
+        return vector, across
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return (
@@ -306,45 +305,46 @@ class Reduce(TaskKind):
             f"              return static_cast<{compute}>({result}); }}); }}"
         )
 
-    def _in_flight(self, sig: Signature, pack: int, most: int = BYTES_IN_FLIGHT) -> int:
-        """The number of packs of `pack` elements that a thread has in flight."""
-        nbytes = pack * max(sig.operands[i].itemsize for i in _deep(sig))
+    def _in_flight(self, sig: Signature, vector: int, most: int = BYTES_IN_FLIGHT) -> int:
+        """The number of vectors of `vector` elements that a thread has in flight."""
+        nbytes = vector * max(sig.operands[i].itemsize for i in _deep(sig))
         return max(MIN_IN_FLIGHT, min(MAX_IN_FLIGHT, most // nbytes))
 
-    def _short(self, sig: Signature, pack: int, rows: int, machine: Machine) -> tuple[int, ...]:
-        """How short rows are reduced: the number of lanes that reduce a row, the number of packs
+    def _short(self, sig: Signature, vector: int, rows: int, machine: Machine) -> tuple[int, ...]:
+        """How short rows are reduced: the number of lanes that reduce a row, the number of vectors
         per lane, and the number of rows that a thread has in flight. (0, 1, 1) for longer rows.
         """
         columns = fold(sig.operands[0].shape)[3]
-        packs = columns // pack
-        if not machine.cooperative or columns % pack or packs > MAX_SHORT_PACKS * machine.lanes:
+        vectors = columns // vector
+        short = vectors <= MAX_SHORT_ROW_VECTORS * machine.lanes
+        if not machine.cooperative or columns % vector or not short:
             return 0, 1, 1
-        nbytes = pack * sig.operands[0].itemsize
+        nbytes = vector * sig.operands[0].itemsize
         threads = machine.warps * machine.lanes
         least = max(SECTOR_BYTES // nbytes, threads // rows)
-        least = max(-(-packs // MAX_PACKS_PER_LANE), min(packs, least))
+        least = max(-(-vectors // MAX_VECTORS_PER_LANE), min(vectors, least))
         part = 1 << (least - 1).bit_length()
         if part >= machine.lanes:
             return 0, 1, 1
-        each = -(-packs // part)
+        each = -(-vectors // part)
         most = SHORT_WORDS_IN_FLIGHT // (each * max(1, nbytes // 4))
         at_once = -(-rows * part // threads)
-        return part, each, max(1, min(MAX_PACKS_PER_LANE, most, at_once))
+        return part, each, max(1, min(MAX_VECTORS_PER_LANE, most, at_once))
 
     def _rows(self, name: str, sig: Signature, machine: Machine) -> str:
         out = len(sig.operands) - 1
         names = text.indices(sig.operands[out].shape, [*NAMES[:3], "0"])
-        pack, narrow = self._vector(sig), 1
+        vector, narrow = self._vector(sig), 1
         rows = math.prod(sig.read(ReduceParams).tile[:3])
         team, columns = team_of(rows, machine), fold(sig.operands[0].shape)[3]
-        short = self._short(sig, pack, rows, machine)
+        short = self._short(sig, vector, rows, machine)
         if not machine.cooperative:
-            pack, narrow = MAX_VECTOR_SUMS, MAX_VECTOR_SUMS
+            vector, narrow = MAX_VECTOR_SUMS, MAX_VECTOR_SUMS
         some = [
             max(1, min(self._in_flight(sig, p), -(-columns // (p * team * machine.lanes))))
-            for p in (pack, narrow)
+            for p in (vector, narrow)
         ]
-        constants = (*self._forms(sig), columns, pack, narrow, *some, team, *short)
+        constants = (*self._forms(sig), columns, vector, narrow, *some, team, *short)
         at = text.pointer(sig, out, const=False), text.offset(sig, out, names)
         store = text.store(sig, out, *at, self._value(sig))
         arguments = (
@@ -361,25 +361,26 @@ class Reduce(TaskKind):
         names = text.indices(sig.operands[out].shape, NAMES)
         inner = list(names)
         inner[axis] = "0"
-        pack, across = self._across(sig, machine)
-        scalar = min(machine.lanes * machine.warps, across * pack)
-        if scalar != across * pack:
-            pack, across = 1, scalar
+        vector, across = self._across(sig, machine)
+        scalar = min(machine.lanes * machine.warps, across * vector)
+        if scalar != across * vector:
+            vector, across = 1, scalar
         count = text.pad4(sig.operands[0].shape, 1)[axis]
         stride = text.pad4(sig.operands[0].strides, 0)[axis]
         tile = params.tile
-        packs, threads = math.prod(tile) // pack, machine.lanes * machine.warps
-        rounds, blocks = -(-packs // threads), math.prod(tile[:3]) * -(-tile[3] // (across * pack))
+        vectors, threads = math.prod(tile) // vector, machine.lanes * machine.warps
+        rounds = -(-vectors // threads)
+        blocks = math.prod(tile[:3]) * -(-tile[3] // (across * vector))
         # alone: each thread reduces columns by itself. Otherwise a block needs two barriers for
         # each group of columns.
         alone = machine.cooperative and blocks * LOADS_PER_BARRIER_PAIR > rounds * count
         many = machine.variant.name == "matrix" and len(_deep(sig)) == 1  # registers for more loads
-        in_flight = self._in_flight(sig, pack, BYTES_IN_FLIGHT * (2 if many else 1))
+        in_flight = self._in_flight(sig, vector, BYTES_IN_FLIGHT * (2 if many else 1))
         constants = (
             *self._forms(sig),
             count,
             stride,
-            pack,
+            vector,
             min(2 * in_flight, MAX_IN_FLIGHT) if alone else in_flight,
             across,
             scalar,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
-from ark.tasks.box_text import Packs
+from ark.tasks.box_text import Vectors
 from ark.tasks.box_writer import BoxWriter
 
-MIN_PACKED_ELEMENTS = 2048  # elements of a tile that are computed by packs
+MIN_PACKED_ELEMENTS = 2048  # elements of a tile that are computed by vectors
 
 
 class RegionWriter(BoxWriter):
@@ -35,18 +35,18 @@ class RegionWriter(BoxWriter):
     def _first_output(self) -> int:
         return len(self.sig.operands) - len(self.stores)
 
-    def packs(self) -> Packs:
-        """The packs of the operands. In small tiles they are single elements; otherwise not all
+    def vectors(self) -> Vectors:
+        """The vectors of the operands. In small tiles they are single elements; otherwise not all
         threads would have work.
         """
-        return super().packs() if math.prod(self.tile) >= MIN_PACKED_ELEMENTS else Packs()
+        return super().vectors() if math.prod(self.tile) >= MIN_PACKED_ELEMENTS else Vectors()
 
-    def choices(self) -> list[Packs]:
-        """The ways in which packs can be accessed: only one, for aligned operands. Code for other
-        addresses would take registers in which a thread holds the packs that it loads ahead.
+    def choices(self) -> list[Vectors]:
+        """The ways in which vectors can be accessed: only one, for aligned operands. Code for other
+        addresses would take registers in which a thread holds the vectors that it loads ahead.
         """
-        packs = self.packs()
-        return [packs] if packs.size > 1 else []
+        vectors = self.vectors()
+        return [vectors] if vectors.size > 1 else []
 
     def _results(self, values: Sequence[str], places: Sequence[tuple[str, str]]) -> str:
         """Statements that compute all results of one element and store result i at places[i], a
@@ -69,17 +69,18 @@ class RegionWriter(BoxWriter):
         values = [self._value(i) for i in range(self.out)]
         return self._results(values, [(f"p{i}", self._at(i)) for i in self._outputs()])
 
-    def _store(self, values: Sequence[str], pack: int) -> str:
+    def _store(self, values: Sequence[str], vector: int) -> str:
         operands = self.sig.operands
-        packs = "".join(
-            f"      ArkPack<{operands[i].ctype}, {pack}> s{i};\n" for i in self._outputs()
+        vectors = "".join(
+            f"      ArkPack<{operands[i].ctype}, {vector}> s{i};\n" for i in self._outputs()
         )
         stores = "".join(
-            f"        ark_store_pack<{pack}>(p{i} + {self._at(i)}, s{i});\n"
+            f"        ark_store_pack<{vector}>(p{i} + {self._at(i)}, s{i});\n"
             for i in self._outputs()
         )
         results = self._results(values, [(f"s{i}.v", "j") for i in self._outputs()])
         return (
-            f"{packs}#pragma unroll\n      for (int j = 0; j < {pack}; ++j) {{\n{results}      }}\n"
+            f"{vectors}#pragma unroll\n"
+            f"      for (int j = 0; j < {vector}; ++j) {{\n{results}      }}\n"
             f"      if (inside) {{\n{stores}      }}\n"
         )

@@ -49,7 +49,7 @@ from ark.plan.params import (
     shaped,
 )
 from ark.tasks import text
-from ark.tasks.box_text import NAMES, Packs, declared, unused_names
+from ark.tasks.box_text import NAMES, Vectors, declared, unused_names
 from ark.tasks.box_writer import BoxWriter, write_box
 from ark.tasks.elementwise import COPY, HEADERS, claim_tile, tile_box
 
@@ -154,7 +154,7 @@ class Remap(TaskKind):
         guard = (" && ".join(conditions), fill)
         tile = params.tile
         if conditions and NAMES[3] not in guard[0] and machine.cooperative:
-            texts = nearest  # in bounds, so that several packs are loaded without branches
+            texts = nearest  # in bounds, so that several vectors are loaded without branches
         return text.function(
             name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard, apart=True)
         )
@@ -273,9 +273,9 @@ class Gather(TaskKind):
         places_of_k = [*texts[: params.axis], "k", *texts[params.axis + 1 :]]
         source, target = text.offset(sig, 0, places_of_k), text.offset(sig, 2, names)
 
-        def copied(packs: Packs) -> str:
-            rounds = writer.rounds(packs, machine)
-            constants = (writer.box, packs.size, rounds, str(params.from_end).lower(), size)
+        def copied(vectors: Vectors) -> str:
+            rounds = writer.rounds(vectors, machine)
+            constants = (writer.box, vectors.size, rounds, str(params.from_end).lower(), size)
             head = f"({declared(NAMES)}) {{ {unused_names(NAMES)}"
             chosen = f"(int k, {declared(NAMES)}) {{ (void)k; {unused_names(NAMES)}"
             return (
@@ -286,11 +286,12 @@ class Gather(TaskKind):
             )
 
         declare = "".join(text.operand(sig, i, f"p{i}", const=i != 2) for i in range(3))
-        single, packs = copied(Packs()), writer.packs()
-        if packs.size == 1 or writer.shape[3] % packs.size:
+        single, vectors = copied(Vectors()), writer.vectors()
+        if vectors.size == 1 or writer.shape[3] % vectors.size:
             return text.function(name, declare + single)
-        addresses = text.addresses(sig, sorted(packs.whole))
-        either = f"  if (ark_aligned({addresses})) {{\n{copied(packs)}  }} else {{\n{single}  }}\n"
+        addresses = text.addresses(sig, sorted(vectors.whole))
+        aligned = copied(vectors)
+        either = f"  if (ark_aligned({addresses})) {{\n{aligned}  }} else {{\n{single}  }}\n"
         return text.function(name, declare + either)
 
 

@@ -131,9 +131,9 @@ class RowFusion(TaskKind):
         )
         if not machine.cooperative:
             return text.function(name, head + _Alone(sig).write())
-        pack = vector_elements([o for o in sig.operands if o.shape[1] > 1], params.columns)
-        unsure = pack > 1 and not all(o.aligned for o in sig.operands if o.shape[1] > 1)
-        body = _Team(sig, machine, pack).write()
+        vector = vector_elements([o for o in sig.operands if o.shape[1] > 1], params.columns)
+        unsure = vector > 1 and not all(o.aligned for o in sig.operands if o.shape[1] > 1)
+        body = _Team(sig, machine, vector).write()
         if unsure:
             wide = [i for i, o in enumerate(sig.operands) if o.shape[1] > 1]
             single = _Team(sig, machine, 1).write()
@@ -220,20 +220,20 @@ class _Alone:
 
 class _Team:
     """Writes the function for all threads. A team of warps holds a row in registers, and loads its
-    next row while it computes. pack: elements of a vector access.
+    next row while it computes. vector: elements of a vector access.
     """
 
-    def __init__(self, sig: Signature, machine: Machine, pack: int) -> None:
-        self.sig, self.params, self.machine, self.pack = (
+    def __init__(self, sig: Signature, machine: Machine, vector: int) -> None:
+        self.sig, self.params, self.machine, self.vector = (
             sig,
             sig.read(RowFusionParams),
             machine,
-            pack,
+            vector,
         )
         self.wide = [i for i in range(self.params.inputs) if _wide(sig, i)]
 
     def layout(self) -> tuple[int, int]:
-        """The number of packs of a row per thread, and the number of warps that share a row."""
+        """The number of vectors of a row per thread, and the number of warps that share a row."""
         machine, columns = self.machine, self.params.columns
         many = machine.variant.registers(COMPUTE) >= MANY_REGISTERS
         most = (MAX_HELD_ELEMENTS if many else MAX_FEW_HELD_ELEMENTS) // len(self.wide)
@@ -242,9 +242,9 @@ class _Team:
         if machine.has(Capability.NAMED_BARRIERS):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
         for team in teams:
-            packs = -(-columns // (self.pack * machine.lanes * team))
-            if packs * self.pack <= most or team == teams[-1]:
-                return packs, team
+            vectors = -(-columns // (self.vector * machine.lanes * team))
+            if vectors * self.vector <= most or team == teams[-1]:
+                return vectors, team
         raise AssertionError("teams is not empty")
 
     def leaf(self, number: int) -> str:
@@ -265,18 +265,18 @@ class _Team:
 
     def write(self) -> str:
         sig, inputs = self.sig, self.params.inputs
-        packs, team = self.layout()
-        part = f"ArkRowPart<{self.params.columns}, {self.pack}, {packs}, {team}>"
+        vectors, team = self.layout()
+        part = f"ArkRowPart<{self.params.columns}, {self.vector}, {vectors}, {team}>"
         moving = [i for i in self.wide if sig.operands[i].shape[0] > 1]
         fixed = [i for i in self.wide if i not in moving]
         declared = "".join(
-            f"  ArkRowHeld<{sig.operands[i].ctype}, {self.pack}, {packs}> h{i} = {{}};\n"
+            f"  ArkRowHeld<{sig.operands[i].ctype}, {self.vector}, {vectors}> h{i} = {{}};\n"
             for i in self.wide
         )
         load = "".join(f"ark_row_load(part, h{i}, {self.row(i, 'row')}); " for i in moving)
         once = "".join(f"    ark_row_load(part, h{i}, {self.row(i, '0')});\n" for i in fixed)
         lines = "".join(
-            f"    float y{i}[{packs * self.pack}];\n    ark_row_take(y{i}, h{i});\n"
+            f"    float y{i}[{vectors * self.vector}];\n    ark_row_take(y{i}, h{i});\n"
             for i in self.wide
         )
         lines += f"    if (r + {part}::teams < rows) load(r + {part}::teams);\n"
@@ -284,7 +284,7 @@ class _Team:
             if i not in self.wide:
                 value = text.load(sig, i, f"p{i}", text.offset(sig, i, ("row", "0")))
                 lines += f"    const float y{i} = {value};\n"
-        lines += self._stages(packs, team) + self._stores()
+        lines += self._stages(vectors, team) + self._stores()
         return (
             f"  const auto part = {part}::mine();\n  if (part.team >= {part}::teams) return;\n"
             "  float* red = reinterpret_cast<float*>(ARK_SCRATCH(c));\n  int parity = 0;\n"
@@ -296,7 +296,7 @@ class _Team:
             f"    const ark_i64 row = t.coord[2] + r;\n{lines}  }}\n"
         )
 
-    def _stages(self, packs: int, team: int) -> str:
+    def _stages(self, vectors: int, team: int) -> str:
         """The statements that compute all values. Sums are added up by as few exchanges between
         threads as possible.
         """
@@ -306,7 +306,7 @@ class _Team:
         for level, group in enumerate(groups):
             for stage in range(len(levels)):
                 if levels[stage] == level:
-                    lines += self._stage(stage, packs)
+                    lines += self._stage(stage, vectors)
             if group:
                 names = [f"y{self.params.inputs + stage}" for stage in group]
                 size = len(names) if team == 1 else most
@@ -315,14 +315,14 @@ class _Team:
                 lines += "".join(f"    {n} = sums{level}[{i}];\n" for i, n in enumerate(names))
         return lines
 
-    def _stage(self, stage: int, packs: int) -> str:
+    def _stage(self, stage: int, vectors: int) -> str:
         number, (word, tree) = self.params.inputs + stage, self.params.stages[stage]
         statements, value = self.written(tree)
         if word == "row":
             computed = f"[&] {{ {statements} return {value}; }}()"
             return f"    const float y{number} = {computed};\n"
         declared = (
-            f"y{number} = 0.0f" if word == "sum" else f"y{number}[{packs * self.pack}] = {{}}"
+            f"y{number} = 0.0f" if word == "sum" else f"y{number}[{vectors * self.vector}] = {{}}"
         )
         store = f"y{number} += {value};" if word == "sum" else f"y{number}[i] = {value};"
         each = f"ark_row_each(part, [&](int i) {{ {statements} {store} }})"

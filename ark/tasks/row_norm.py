@@ -72,11 +72,11 @@ def vector_elements(operands: Sequence[OperandType], columns: int) -> int:
     """The number of elements of a vector access for rows of `columns` elements in all these
     operands. It divides a row, and is at most 8 elements and 16 bytes of the narrowest operand.
     """
-    pack = min(8, 16 // min(o.itemsize for o in operands))
+    vector = min(8, 16 // min(o.itemsize for o in operands))
     strides = [s for o in operands for s in o.strides[:-1]]
-    while pack > 1 and (columns % pack or any(s % pack for s in strides)):
-        pack //= 2
-    return pack
+    while vector > 1 and (columns % vector or any(s % vector for s in strides)):
+        vector //= 2
+    return vector
 
 
 def no_packets(name: str, sig: Signature, machine: Machine) -> None:
@@ -184,12 +184,12 @@ def _together(
     are few rows, fewer are held at once, so that all teams of warps have rows. On machines with
     many registers, more rows are held at once.
     """
-    pack, each, at_once, team, part = held
+    vector, each, at_once, team, part = held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
     if machine.variant.registers(COMPUTE) >= MANY_REGISTERS:
-        most = min(MOST_ROWS, MOST_TOGETHER // (pack * each))
+        most = min(MOST_ROWS, MOST_TOGETHER // (vector * each))
         at_once = max(at_once, min(each_team, most))
-    return pack, each, min(at_once, each_team), team, part
+    return vector, each, min(at_once, each_team), team, part
 
 
 class RowNormParams(Params, frozen=True):
@@ -291,33 +291,33 @@ class RowNorm(TaskKind):
         return self._held(sig, machine) is None and 4 * columns <= room
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
-        """The layout of rows in registers, as a tuple: elements of a pack (vector), packs of a row
+        """The layout of rows in registers, as a tuple: elements of a vector, vectors of a row
         per thread, rows that a thread holds at once, warps that share a row, and lanes that share a
         row if a row needs only a part of a warp. None if registers cannot hold a row.
         """
         columns = sig.operands[-1].shape[-1]
-        pack = vector_elements((sig.operands[0], sig.operands[-1]), columns)
+        vector = vector_elements((sig.operands[0], sig.operands[-1]), columns)
         if not machine.cooperative:
             return None
         itemsize = sig.operands[0].itemsize
-        part = 1 << (-(-columns // pack) - 1).bit_length()
-        if pack == 1 and columns <= MAX_ODD_LANES * MAX_ODD_ELEMENTS:
+        part = 1 << (-(-columns // vector) - 1).bit_length()
+        if vector == 1 and columns <= MAX_ODD_LANES * MAX_ODD_ELEMENTS:
             part = min(part, MAX_ODD_LANES)
         if part < machine.lanes:
-            each = -(-columns // (pack * part))
-            waiting = MAX_WAITING_REGISTER_BYTES // (pack * itemsize)
-            return pack, each, max(1, min(BATCH_ELEMENTS, waiting) // each), 1, part
+            each = -(-columns // (vector * part))
+            waiting = MAX_WAITING_REGISTER_BYTES // (vector * itemsize)
+            return vector, each, max(1, min(BATCH_ELEMENTS, waiting) // each), 1, part
         teams = [1, machine.warps]
         if machine.has(Capability.NAMED_BARRIERS):
             teams = sorted({*teams, *(t for t in (2, 4, 8) if machine.warps % t == 0)})
         for team in teams:
-            each = -(-columns // (pack * machine.lanes * team))
-            held = each * pack
+            each = -(-columns // (vector * machine.lanes * team))
+            held = each * vector
             if held <= MAX_REGISTER_ELEMENTS and (
                 held * itemsize <= MAX_WAITING_REGISTER_BYTES or team == machine.warps
             ):
                 return (
-                    pack,
+                    vector,
                     each,
                     max(1, min(BATCH_ELEMENTS, BATCH_ELEMENTS // held)),
                     team,

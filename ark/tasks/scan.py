@@ -44,8 +44,8 @@ from ark.tasks.elementwise import tile_box
 from ark.tasks.reduce import team_of
 
 SCAN_ELEMENTS_IN_FLIGHT = 8  # elements of a line that a thread has in flight
-SCAN_PACKS_IN_FLIGHT = 4  # the same for packs of several elements
-MAX_SCAN_PACK = 4  # elements
+SCAN_VECTORS_IN_FLIGHT = 4  # the same for vectors of several elements
+MAX_SCAN_VECTOR_ELEMENTS = 4  # elements
 _LINEAR = "[](const ArkLinear& now, const ArkLinear& more) { return ark_join_linear(now, more); }"
 
 
@@ -139,25 +139,25 @@ class Scan(TaskKind):
             )
             return text.function(name, declare + each_index(tile, frame, body))
         along, team = pieces
-        pack = _pack(sig) if along else 1
-        each = SCAN_ELEMENTS_IN_FLIGHT if pack == 1 else SCAN_PACKS_IN_FLIGHT
-        values = f"{compute} (&x)[{pack}]"
-        if pack == 1:
+        vector = _vector(sig) if along else 1
+        each = SCAN_ELEMENTS_IN_FLIGHT if vector == 1 else SCAN_VECTORS_IN_FLIGHT
+        values = f"{compute} (&x)[{vector}]"
+        if vector == 1:
             loads, stores = f"x[0] = {load};", text.store(sig, out, "to", at[out], f"x[0]{part}")
         else:
             loads, element = "", "ark_plain(pack.v[v])"
             if linear:
-                loads = f"const auto terms = ark_load_pack<{pack}>(p1 + ({at[1]}));\n          "
+                loads = f"const auto terms = ark_load_pack<{vector}>(p1 + ({at[1]}));\n          "
                 element = f"ArkLinear{{{element}, ark_plain(terms.v[v])}}"
-            loads += f"const auto pack = ark_load_pack<{pack}>(p0 + ({at[0]}));\n          "
-            loads += f"for (int v = 0; v < {pack}; ++v) x[v] = {element};"
+            loads += f"const auto pack = ark_load_pack<{vector}>(p0 + ({at[0]}));\n          "
+            loads += f"for (int v = 0; v < {vector}; ++v) x[v] = {element};"
             stores = (
-                f"ArkPack<{sig.operands[out].ctype}, {pack}> pack;\n"
-                f"          for (int v = 0; v < {pack}; ++v) "
+                f"ArkPack<{sig.operands[out].ctype}, {vector}> pack;\n"
+                f"          for (int v = 0; v < {vector}; ++v) "
                 f"{text.store(sig, out, 'pack.v', 'v', f'x[v]{part}')}\n"
-                f"          ark_store_pack<{pack}>(to + ({at[out]}), pack);"
+                f"          ark_store_pack<{vector}>(to + ({at[out]}), pack);"
             )
-        listed = (shape[axis], *flags, str(along).lower(), team, each, pack, compute)
+        listed = (shape[axis], *flags, str(along).lower(), team, each, vector, compute)
         body = (
             f"    ark_scan_pieces<{', '.join(map(str, listed))}>({start}, "
             f"inside ? {compute}({first}) : {start}, inside,\n"
@@ -181,17 +181,17 @@ def _total_type(sig: Signature) -> str:
     return "ArkLinear" if linear else expression.value_type(sig.operands[0].dtype)
 
 
-def _pack(sig: Signature) -> int:
+def _vector(sig: Signature) -> int:
     """The number of neighbouring elements of a line that one access loads or stores."""
     params, source = sig.read(ScanParams), sig.operands[0]
     axis = params.axis
     whole = sig.operands if params.function == "linear" else (source, sig.operands[-1])
-    pack = MAX_SCAN_PACK if all(o.aligned for o in whole) else 1
-    pack = min(pack, 16 // source.itemsize)
+    vector = MAX_SCAN_VECTOR_ELEMENTS if all(o.aligned for o in whole) else 1
+    vector = min(vector, 16 // source.itemsize)
     strides = [s for o in whole for s in (*o.strides[:axis], *o.strides[axis + 1 :])]
-    while pack > 1 and any(n % pack for n in (source.shape[axis], *strides)):
-        pack //= 2
-    return pack if all(o.strides[axis] == 1 for o in whole) else 1
+    while vector > 1 and any(n % vector for n in (source.shape[axis], *strides)):
+        vector //= 2
+    return vector if all(o.strides[axis] == 1 for o in whole) else 1
 
 
 def _pieces(sig: Signature, machine: Machine) -> tuple[bool, int] | None:

@@ -270,15 +270,15 @@ class Scatter(TaskKind):
         )
         copied, compute = last == 3, expression.value_type(out.dtype)
         names = [*indices(frame)[:-1], "0"]
-        pack = 16 // out.itemsize
+        vector = 16 // out.itemsize
         strides = [s for o in sig.operands[2:] for s in o.strides[:-1]]
-        while pack > 1 and (size % pack or any(s % pack for s in strides)):
-            pack //= 2
-        pack = min(pack, 8) if copied else 1
+        while vector > 1 and (size % vector or any(s % vector for s in strides)):
+            vector //= 2
+        vector = min(vector, 8) if copied else 1
         listed = (
             *(tile_type(params.tile, fold(frame)), updates.shape[-1], size),
             *(ids.strides[-1], updates.strides[-1], out.strides[-1]),
-            *(copied, pack, self._rooms(sig, machine), compute),
+            *(copied, vector, self._rooms(sig, machine), compute),
         )
         now = text.load(sig, last, "line", "k") if params.function != "set" else "0"
         line, news = (f"{'const ' * c}{o.ctype}*" for c, o in ((0, out), (1, updates)))

@@ -17,7 +17,7 @@ from ark.ir.fold import leading, pad
 from ark.plan.kind import Signature
 
 MIN_ADDRESS_DIMS = 4
-VECTOR_BYTES = 16  # most bytes of a pack, which one access moves (backend/codegen/device/pack.h)
+VECTOR_BYTES = 16  # most bytes of a vector, which one access moves (backend/codegen/device/pack.h)
 FLOATS = tuple(t.name for t in (*FLOAT_TYPES, *SMALL_FLOATS))
 
 

@@ -95,7 +95,7 @@ class Transpose(TaskKind):
         # the other along the last dimension of the source.
         across = perm.index(last) - (last - 3)
         shape = fold(sig.operands[1].shape)
-        pack = min(8, 16 // sig.operands[1].itemsize)
+        vector = min(8, 16 // sig.operands[1].itemsize)
         to_row = str(text.pad4(sig.operands[1].strides, 0)[perm.index(last)])
         ends = (
             text.place(sig, 0, NAMES, places),
@@ -112,15 +112,15 @@ class Transpose(TaskKind):
                 return text.call(name, "ark_transpose_short", short, (rows, *ends))
         lengths = (shape[3], shape[across], tile[3], tile[across])
         strides = [s for o in sig.operands for s in o.strides if s != 1]
-        while pack > 1 and any(n % pack for n in (*lengths, *strides)):
-            pack //= 2
-        packs = -(
+        while vector > 1 and any(n % vector for n in (*lengths, *strides)):
+            vector //= 2
+        vectors = -(
             -TRANSPOSE_TILE_ELEMENTS
             * TRANSPOSE_TILE_ELEMENTS
-            // (pack * machine.lanes * machine.warps)
+            // (vector * machine.lanes * machine.warps)
         )
-        many = max(1, 4 // packs) if pack > 1 else 1
-        constants = (box_type, across, TRANSPOSE_TILE_ELEMENTS, pack, many, sig.operands[1].ctype)
+        many = max(1, 4 // vectors) if vector > 1 else 1
+        constants = (box_type, across, TRANSPOSE_TILE_ELEMENTS, vector, many, sig.operands[1].ctype)
         return text.call(name, "ark_transpose_tile", constants, (from_row, to_row, *ends))
 
 

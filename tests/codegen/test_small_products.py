@@ -75,7 +75,7 @@ extern "C" void run(const float* a, const float* b, float* out, float* scratch) 
 
 @pytest.mark.parametrize("lanes", [32, 64])
 @pytest.mark.parametrize(
-    ("m", "n", "k", "a_deep", "b_deep", "pack"),
+    ("m", "n", "k", "a_deep", "b_deep", "vector"),
     [
         (32, 32, 32, True, False, 4),
         (32, 32, 64, False, True, 4),
@@ -87,10 +87,10 @@ extern "C" void run(const float* a, const float* b, float* out, float* scratch) 
     ],
 )
 def test_each_lane_stores_its_results(
-    tmp_path: Path, lanes: int, m: int, n: int, k: int, a_deep: bool, b_deep: bool, pack: int
+    tmp_path: Path, lanes: int, m: int, n: int, k: int, a_deep: bool, b_deep: bool, vector: int
 ) -> None:
     numbers = {"COUNT": COUNT, "TASKS": TASKS, "M": m, "N": n, "K": k}
-    numbers |= {"A_PACK": pack, "B_PACK": pack, "A_DEEP": int(a_deep), "B_DEEP": int(b_deep)}
+    numbers |= {"A_PACK": vector, "B_PACK": vector, "A_DEEP": int(a_deep), "B_DEEP": int(b_deep)}
     constants = "".join(f"constexpr int {n} = {number};\n" for n, number in numbers.items())
     head = f"#define ARK_LANES {lanes}\n{HOST}{text.header('matmul_small.h')}{constants}"
     source, library = tmp_path / "small.cpp", tmp_path / "small.so"

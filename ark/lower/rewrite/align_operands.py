@@ -118,8 +118,8 @@ def _laid_in_vectors(
 
 def _rows_aligned(graph: Graph, shape: Sequence[int], source: Tensor, product: Node) -> Tensor:
     """A tensor of the given shape with its rows aligned for box copies."""
-    pack = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
-    rows = (*shape[:-1], -(-shape[-1] // pack) * pack)
+    alignment = BOX_ALIGNMENT_BYTES // source.dtype.itemsize
+    rows = (*shape[:-1], -(-shape[-1] // alignment) * alignment)
     return graph.tensor(shape, source.dtype, extents=rows, name=f"{product.name}.laid")
 
 

@@ -149,27 +149,28 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if numbers is None or math.prod(numbers["sizes"]) != places or source.shape[0] != n:
         return None
     channels = depth // math.prod(numbers["size"])
-    pack = BOX_ALIGNMENT_BYTES // table.dtype.itemsize
+    alignment = BOX_ALIGNMENT_BYTES // table.dtype.itemsize
     if groups > 1:
-        depthwise = rows == channels == 1 and groups % pack == 0
+        depthwise = rows == channels == 1 and groups % alignment == 0
         plane = windows is None or len(numbers["size"]) == 2
         if depthwise and plane:
             return Convolution(windows, product, numbers, source, depthwise=True)
-        units = table.dtype.itemsize == 2 and rows % pack == channels % pack == 0
+        units = table.dtype.itemsize == 2 and rows % alignment == channels % alignment == 0
         most = MOST_IN_UNITS if units and machine.has(Capability.MMA_SYNC) else MOST_OF_A_GROUP
         few = windows is not None and max(rows, channels) <= most
         even = rows % LEAST_OF_A_GROUP == 0 and channels % LEAST_OF_A_GROUP == 0
-        if not (few and even and plane and groups * channels % pack == groups * rows % pack == 0):
+        sizes = groups * channels, groups * rows
+        if not (few and even and plane and all(n % alignment == 0 for n in sizes)):
             return None
         return Convolution(windows, product, numbers, source, grouped=True)
     least = least_work(machine)
-    uneven = boxes and places > 1 and places % pack > 0
+    uneven = boxes and places > 1 and places % alignment > 0
     if uneven:
         least *= UNALIGNED_SHARE
     large = n * rows * places * depth >= least
-    if rows % pack or (windows is not None and not large):
+    if rows % alignment or (windows is not None and not large):
         return None
-    if channels % pack == 0:
+    if channels % alignment == 0:
         unaligned = uneven and large and windows is None
         return Convolution(windows, product, numbers, source, unaligned=unaligned)
     shape, size = (1, 1, n * places, rows), table.dtype.itemsize

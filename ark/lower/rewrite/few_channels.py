@@ -69,8 +69,8 @@ def padded(source: Tensor, window: dict[str, Any]) -> Padded | None:
     """
     n, channels, *spatial = source.shape
     itemsize = source.dtype.itemsize
-    pack = BOX_ALIGNMENT_BYTES // itemsize
-    wide = -(-channels // pack) * pack
+    alignment = BOX_ALIGNMENT_BYTES // itemsize
+    wide = -(-channels // alignment) * alignment
     row = (window["sizes"][-1] - 1) * window["stride"][-1] + window["size"][-1]
     shape = (n, *spatial[:-1], row, wide)
     inside = {**window, "before": [*window["before"][:-1], 0]}

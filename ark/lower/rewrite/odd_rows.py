@@ -40,8 +40,8 @@ def pitch(tensor: Tensor) -> int:
     """The distance between the tensor's rows, in elements, at which they begin at multiples of
     BOX_ALIGNMENT_BYTES.
     """
-    pack = max(1, BOX_ALIGNMENT_BYTES // tensor.dtype.itemsize)
-    return -(-tensor.extents[-1] // pack) * pack
+    alignment = max(1, BOX_ALIGNMENT_BYTES // tensor.dtype.itemsize)
+    return -(-tensor.extents[-1] // alignment) * alignment
 
 
 def padded_rows(graph: Graph, context: Context) -> frozenset[int]:

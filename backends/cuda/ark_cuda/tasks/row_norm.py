@@ -45,23 +45,24 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     """
     able = machine.variant.name == "block" and machine.has(Capability.ROW_COPIES)
     first, out = sig.operands[0], sig.operands[-1]
-    columns, pack = out.shape[-1], vector_elements((first, out), out.shape[-1])
+    columns, vector = out.shape[-1], vector_elements((first, out), out.shape[-1])
     strides = (s for n, s in zip(first.shape[:-1], first.strides[:-1], strict=True) if n > 1)
     whole = all(s * first.itemsize % 16 == 0 for s in (columns, *strides))
     long = columns > MAX_REGISTER_ELEMENTS * machine.lanes * machine.warps
-    moved = (long or first.itemsize >= MIN_CLAIMED_ITEMSIZE) and pack * first.itemsize >= 16
+    moved = (long or first.itemsize >= MIN_CLAIMED_ITEMSIZE) and vector * first.itemsize >= 16
     if not (able and whole and moved and first.aligned and out.aligned):
         return None
     warps = machine.warps
     room = machine.task_bytes - folds(machine) - BARRIER_BYTES
     for team in (t for t in (1, 2, 4, 8, 16) if warps % t == 0):
-        each = math.ceil(columns / (pack * machine.lanes * team))
-        if each * pack > (MOST_HELD if long and len(sig.operands) == 2 else MAX_REGISTER_ELEMENTS):
+        each = math.ceil(columns / (vector * machine.lanes * team))
+        most = MOST_HELD if long and len(sig.operands) == 2 else MAX_REGISTER_ELEMENTS
+        if each * vector > most:
             continue
         teams = warps // team
         ahead = min(MOST, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
         enough = ahead >= (1 if long else LEAST) and sig.read(RowNormParams).rows >= LEAST * teams
-        return (pack, each, team, ahead) if enough and each * pack >= LEAST_HELD else None
+        return (vector, each, team, ahead) if enough and each * vector >= LEAST_HELD else None
     return None
 
 
