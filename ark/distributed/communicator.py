@@ -118,7 +118,7 @@ class Communicator:
         self._arrived = False  # the other ranks are in the call in progress
         self.fresh = True
         self._calls: deque[tuple[int, int, str]] = deque(maxlen=MAX_STATED_CALLS)  # see StatedCall
-        self._number = self._made = self._chain = 0  # counts and fingerprint of calls
+        self._number = self._call_count = self._chain = 0  # counts and fingerprint of calls
         self._word = 0  # this rank's word on the board, 0 before it has written one
         self._inside, self._before = "", ""
         self._inside_of, self._budget_s = talk.inside, talk.budget_s
@@ -156,10 +156,10 @@ class Communicator:
             if failed is not None:
                 raise failed
         with self._lock:
-            self._made += 1
+            self._call_count += 1
             self._number += 1
             self._chain = chained(self._chain, fingerprint)
-            self._calls.append((self._made, self._chain, text))
+            self._calls.append((self._call_count, self._chain, text))
             self._inside, self._inside_of[self._name] = text, self
             self._deadline = time.monotonic() + self._budget_s
             if not self.fresh:
@@ -239,7 +239,7 @@ class Communicator:
             if self._calls:
                 self._before = self._calls[-1][2]
             self._calls.clear()
-            self._meetings = self._made = self._chain = self._word = 0
+            self._meetings = self._call_count = self._chain = self._word = 0
             self._inside, self.fresh = "", True
         return failed
 
@@ -292,7 +292,7 @@ class Communicator:
         passed = (
             self._inside
             and others
-            and all(statement.is_past(self._made, self._chain) for statement in others)
+            and all(statement.is_past(self._call_count, self._chain) for statement in others)
         )
         return bool(stated) and not passed
 

@@ -31,25 +31,25 @@ class Kernels(Generic[T]):
 
     def __init__(self, end: Callable[[T], None], most: int | None = None) -> None:
         self._end, self._most = end, most
-        self._made: OrderedDict[Hashable, T] = OrderedDict()
+        self._kernels: OrderedDict[Hashable, T] = OrderedDict()
         self._lock = threading.RLock()
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The kernel with the key `key`. If it is not in the cache, it is created by `make`."""
         with self._lock:
-            if key not in self._made:
+            if key not in self._kernels:
                 kernel = make()
-                while len(self._made) >= (self._most or MAX_KERNELS):
-                    self._end(self._made.popitem(last=False)[1])
-                self._made[key] = kernel
-            self._made.move_to_end(key)
-            return self._made[key]
+                while len(self._kernels) >= (self._most or MAX_KERNELS):
+                    self._end(self._kernels.popitem(last=False)[1])
+                self._kernels[key] = kernel
+            self._kernels.move_to_end(key)
+            return self._kernels[key]
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._kernels)
 
     def close(self) -> None:
         """Frees all kernels."""
         with self._lock:
-            while self._made:
-                self._end(self._made.popitem(last=False)[1])
+            while self._kernels:
+                self._end(self._kernels.popitem(last=False)[1])

@@ -139,7 +139,7 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     """Reads a plan from JSON-compatible values. Raises PlanError with the first fault."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT_NUMBER:
         raise PlanError(
-            f"not a plan of format {FORMAT_NUMBER} (found {_found(data)}); "
+            f"not a plan of format {FORMAT_NUMBER} (found {_description(data)}); "
             "create it with `ark plan`"
         )
     plan = schema.read(data)
@@ -147,7 +147,7 @@ def from_dict(data: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _found(data: Any) -> str:
+def _description(data: Any) -> str:
     if data is None:
         return "null"
     if isinstance(data, Mapping):

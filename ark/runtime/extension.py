@@ -36,7 +36,7 @@ def extension(
     are headers) and from compiled objects. subject: the module's name in errors. Raises SystemError
     if it cannot be built.
     """
-    return _loaded(name, _made(command, files, options, subject, (), objects), subject)
+    return _loaded(name, _compiled(command, files, options, subject, (), objects), subject)
 
 
 def module_object(
@@ -44,21 +44,21 @@ def module_object(
     files: Mapping[str, str],
     options: Sequence[str],
     subject: str,
-    made_with: Sequence[str],
+    header_versions: Sequence[str],
 ) -> bytes:
     """Compiles an object file, in the same way as `extension`, so that several modules can be
-    linked with it. Returns its bytes. made_with: the versions of the packages whose headers the
-    file includes, except Python's.
+    linked with it. Returns its bytes. header_versions: the versions of the packages whose headers
+    the file includes, except Python's.
     """
-    return _made(command, files, ("-c", *options), subject, made_with, ())
+    return _compiled(command, files, ("-c", *options), subject, header_versions, ())
 
 
-def _made(
+def _compiled(
     command: tuple[str, ...],
     files: Mapping[str, str],
     options: Sequence[str],
     subject: str,
-    made_with: Sequence[str],
+    header_versions: Sequence[str],
     objects: Sequence[bytes],
 ) -> bytes:
     """The compiled module as bytes. They are read from the cache if it has them; otherwise the
@@ -66,7 +66,7 @@ def _made(
     """
     words = (*FLAGS, f"-I{sysconfig.get_paths()['include']}", *options)
     key = cache.key(
-        subject, __version__, sys.version, *made_with, native.version(command),
+        subject, __version__, sys.version, *header_versions, native.version(command),
         *command, *words, *files.values(), *(hashlib.sha256(o).hexdigest() for o in objects),
     )  # fmt: skip
     data = cache.load(cache.PROGRAMS, key)

@@ -159,7 +159,7 @@ def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[
         behind = begin < place < begin + FLOW_TASKS and not tasks[place - 1].signals
         if touches is not None and behind and run.takes(touches):
             run.add(touches)
-            produced.append(_made(before, touches))
+            produced.append(_produced(before, touches))
             before = touches
             continue
         yield from ended(place)
@@ -169,7 +169,7 @@ def _of_list(plan: Plan, tasks: Sequence[Task], known: Known) -> Iterator[tuple[
     yield from ended(len(tasks))
 
 
-def _made(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
+def _produced(before: Sequence[Touch], touches: Sequence[Touch]) -> int:
     """Returns a mask with a bit for each operand of a task, set if the previous task has computed
     the operand's elements in the same thread that reads them. before: the accesses of the previous
     task.

@@ -79,7 +79,7 @@ class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
         self._ends = sorted(end for end in ends if 0 <= end < vocabulary)
-        self._made: Any = None
+        self._tokenizer_of_grammars: Any = None
         self._lock = threading.Lock()
 
     def grammar(self, form: StructuredOutputsParams) -> TextGrammar:
@@ -108,10 +108,10 @@ class Grammars:
     def _known(self, llguidance: Any) -> Any:
         """The tokenizer in llguidance's form, created at the first call and cached."""
         with self._lock:
-            if self._made is None:
+            if self._tokenizer_of_grammars is None:
                 text = self._tokenizer.backend.to_str()
                 try:
-                    self._made = llguidance.LLTokenizer(
+                    self._tokenizer_of_grammars = llguidance.LLTokenizer(
                         text, n_vocab=self._vocabulary, eos_token=self._ends or None
                     )
                 except Exception as error:  # the package raises many kinds of errors
@@ -119,7 +119,7 @@ class Grammars:
                         "structured outputs are not supported with this checkpoint's tokenizer: "
                         f"{one_line(str(error))}"
                     ) from None
-            return self._made
+            return self._tokenizer_of_grammars
 
 
 def _source(matcher: Any, form: StructuredOutputsParams) -> tuple[str, str]:

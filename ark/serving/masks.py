@@ -33,7 +33,7 @@ class MaskMaker:
         self._news = news
         self._asked: queue.SimpleQueue[tuple[Progress, tuple[int, ...]] | None]
         self._asked = queue.SimpleQueue()
-        self._made: deque[Answered] = deque()
+        self._masks: deque[Answered] = deque()
         self._thread: threading.Thread | None = None
         self.pending = 0
         """The number of masks that were requested and not yet taken."""
@@ -41,12 +41,12 @@ class MaskMaker:
     @property
     def ready(self) -> bool:
         """True if a computed mask has not been taken yet."""
-        return bool(self._made)
+        return bool(self._masks)
 
     @property
     def all_ready(self) -> bool:
         """True if all masks that were requested have been computed."""
-        return len(self._made) == self.pending
+        return len(self._masks) == self.pending
 
     def ask(self, progress: Progress, tokens: Sequence[int] = ()) -> None:
         """Requests the mask for the next token. tokens: the tokens that the text has received since
@@ -61,8 +61,8 @@ class MaskMaker:
     def take(self) -> list[Answered]:
         """The masks computed since the last call."""
         answers = []
-        while self._made:
-            answers.append(self._made.popleft())
+        while self._masks:
+            answers.append(self._masks.popleft())
         self.pending -= len(answers)
         return answers
 
@@ -73,7 +73,7 @@ class MaskMaker:
     def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
             progress, tokens = asked
-            self._made.append((progress, *_mask(progress, tokens)))
+            self._masks.append((progress, *_mask(progress, tokens)))
             self._news()
 
 

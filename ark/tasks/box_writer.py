@@ -243,7 +243,7 @@ class BoxWriter:
         """True if neighbours of the result are computed from distant elements of operand 0."""
         return self.apart and any(NAMES[3] in place for place in self.places[0])
 
-    def _as_made(self, index: int) -> bool:
+    def _matches_result(self, index: int) -> bool:
         """True if the operand has the same type and the same number of elements as the result."""
         a, b = self.sig.operands[index], self.sig.operands[self.out]
         return a.dtype == b.dtype and math.prod(a.shape) == math.prod(b.shape)
@@ -295,7 +295,12 @@ class BoxWriter:
                 kind, load, loaded = "ArkLoosePack", "ark_load_loose", f"ark_shifted({v})"
             elif self._once(i):
                 load += "_past" if self.out == 1 or self.once else "_once"
-            if self.keeps and i < MAX_KEPT_OPERANDS and i in vectors.whole and self._as_made(i):
+            if (
+                self.keeps
+                and i < MAX_KEPT_OPERANDS
+                and i in vectors.whole
+                and self._matches_result(i)
+            ):
                 kept = f"n > 0u && t.flow >> {16 + i} & 1u"
                 needed, loaded = f"inside && !({kept})", f"{kept} ? kept[u] : {loaded}"
             declare += f"    {kind}<{operand.ctype}, {count}> v{i}[{rounds}] = {{}};\n"

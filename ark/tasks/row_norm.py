@@ -60,7 +60,7 @@ BATCH_ELEMENTS = 16  # elements of several short rows that a thread holds at onc
 # registers at once. A thread then holds up to MOST_TOGETHER elements of at most MOST_ROWS rows.
 # More rows would need registers for their addresses and sums that a model's other device functions
 # take.
-MANY_REGISTERS, MOST_TOGETHER, MOST_ROWS = 200, 64, 4
+MANY_REGISTERS, MAX_ELEMENTS_AT_ONCE, MOST_ROWS = 200, 64, 4
 # Rows are claimed at run time only if elements have at most this many bytes, because some backends
 # load rows of wider elements by hardware copies.
 MAX_CLAIMED_ITEMSIZE = 2
@@ -177,7 +177,7 @@ def _at_once(held: tuple[int, int, int, int, int], machine: Machine) -> int:
     return held[2] * (machine.lanes // held[4])
 
 
-def _together(
+def _for_task(
     held: tuple[int, int, int, int, int], rows: int, machine: Machine
 ) -> tuple[int, int, int, int, int]:
     """The layout of rows in registers (see `_held`), changed for a task of `rows` rows. If there
@@ -187,7 +187,7 @@ def _together(
     vector, each, at_once, team, part = held
     each_team = math.ceil(rows / (machine.warps // team * (machine.lanes // part)))
     if machine.variant.registers(COMPUTE) >= MANY_REGISTERS:
-        most = min(MOST_ROWS, MOST_TOGETHER // (vector * each))
+        most = min(MOST_ROWS, MAX_ELEMENTS_AT_ONCE // (vector * each))
         at_once = max(at_once, min(each_team, most))
     return vector, each, min(at_once, each_team), team, part
 
@@ -330,7 +330,7 @@ class RowNorm(TaskKind):
         op, definition = row_op(name, sig)
         held = self._held(sig, machine)
         if held is not None:
-            held = _together(held, sig.read(RowNormParams).rows, machine)
+            held = _for_task(held, sig.read(RowNormParams).rows, machine)
         constants = (
             op,
             *row_constants(sig),

@@ -136,13 +136,13 @@ class Scatter(TaskKind):
             return self._rooms(sig, machine) * _row_bytes(sig)
         if round_ := self._round(sig, machine):
             return _staged_bytes(sig) * math.prod(sig.read(ScatterParams).tile) * (round_ + 1)
-        if not self._together(sig, machine):
+        if not self._examined_by_block(sig, machine):
             return 0
         looks = INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
         listed = INDICES_PER_ROUND * machine.warps * machine.lanes + machine.warps
         return 4 * (looks + listed * self._by_place(sig, machine))
 
-    def _together(self, sig: Signature, machine: Machine) -> bool:
+    def _examined_by_block(self, sig: Signature, machine: Machine) -> bool:
         """True if all threads of a block together examine the indices, to find the updates that
         apply to the block's tile.
         """
@@ -168,7 +168,11 @@ class Scatter(TaskKind):
         """
         params = sig.read(ScatterParams)
         many, count = sig.operands[0].shape[params.axis], math.prod(params.tile)
-        if many < MIN_WARP_LINE_UPDATES or not machine.cooperative or self._together(sig, machine):
+        if (
+            many < MIN_WARP_LINE_UPDATES
+            or not machine.cooperative
+            or self._examined_by_block(sig, machine)
+        ):
             return 0
         threads, room = machine.warps * machine.lanes, machine.task_bytes
         most = min(UPDATES_PER_ROUND * threads // count, room // _staged_bytes(sig) // count - 1)
@@ -221,7 +225,7 @@ class Scatter(TaskKind):
             f"{text.store(sig, 2, 'p2', target, 'v')} }});\n"
         )
         every = f"ark_each_update{span}[&](int n, int k) {{\n      (void)n; (void)k;\n"
-        if self._together(sig, machine) and self._by_place(sig, machine):
+        if self._examined_by_block(sig, machine) and self._by_place(sig, machine):
             bytes_before = 4 * INDICES_PER_ROUND * machine.warps * (2 * machine.lanes + 1)
             room = f"ARK_SCRATCH(c) + {bytes_before}"
             body = (
@@ -229,7 +233,7 @@ class Scatter(TaskKind):
                 f"    ark_apply_updates_by_place<{compute}, {tile_type(tile, frame)}>(\n"
                 f"        t.coord, updates, {room},\n{by_line}  }});\n"
             )
-        elif self._together(sig, machine):
+        elif self._examined_by_block(sig, machine):
             apply = f"    ark_apply_updates<{compute}>(updates,\n{updated}"
             body = (
                 f"  ark_each_update_found{span}ARK_SCRATCH(c), [&](const ArkUpdates& updates) {{\n"

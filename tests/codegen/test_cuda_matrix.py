@@ -94,9 +94,9 @@ def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) ->
     shapes = {"a": (1024, depth), "b": (1024, depth), "c": (1024, 1024)}
     a, b, c = (graph.tensor(s, bf16, arena="state", name=n) for n, s in shapes.items())
     graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "large")
-    plan_made = plan(graph, H100)
-    verify([plan_made])
-    assert plan_made.variant == variant
+    planned = plan(graph, H100)
+    verify([planned])
+    assert planned.variant == variant
 
 
 def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:

@@ -29,7 +29,7 @@ from kernel_cases import Target
 SWEEP = os.environ.get("ARK_EMULATOR_SWEEP") == "1"
 
 
-def _kinds_found(defect: Defect, seed: int) -> list[ErrorKind]:
+def _reported_kinds(defect: Defect, seed: int) -> list[ErrorKind]:
     case = CASES[defect.kernel]
     with emulated(defect.arch, seed=seed, checks=1, external_wait_ms=3000, report=0):
         module = check(hip.hipModuleLoadData(broken(defect)))
@@ -46,7 +46,7 @@ def _kinds_found(defect: Defect, seed: int) -> list[ErrorKind]:
     "defect", [pytest.param(d, id=f"{d.kernel}-{d.description}".replace(" ", "_")) for d in DEFECTS]
 )
 def test_defect_is_reported(defect: Defect) -> None:
-    reported = _kinds_found(defect, seed=1)
+    reported = _reported_kinds(defect, seed=1)
     assert reported, "nothing was reported"
     assert reported[0] in defect.kinds, reported
 

@@ -52,7 +52,7 @@ def _pages(history: bool = False) -> list[Path]:
     return [ROOT / file for file in pages if history or not file.startswith("docs/history")]
 
 
-def _found(page: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
+def _matches(page: Path, pattern: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """Yields the matches of a pattern on a page, each with its place as PAGE:LINE."""
     text = page.read_text()
     for match in pattern.finditer(text):
@@ -65,9 +65,9 @@ def _exists(name: str) -> bool:
 
 
 def test_files_and_folders_that_pages_name_exist() -> None:
-    named = [(at, name) for page in _pages() for at, name in _found(page, NAMED)]
+    named = [(at, name) for page in _pages() for at, name in _matches(page, NAMED)]
     # Excluded are placeholders for any file, and files that a page asks its reader to write.
-    new = {name for page in _pages() for _, name in _found(page, NEW)}
+    new = {name for page in _pages() for _, name in _matches(page, NEW)}
     asked = [(at, n) for at, n in named if "..." not in n and n not in (*WRITTEN, *new)]
     assert len(asked) > 400
     missing = [f"{at}: {name}" for at, name in asked if not _exists(name)]
@@ -76,7 +76,7 @@ def test_files_and_folders_that_pages_name_exist() -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     links = [
-        (p, at, to) for p in _pages(history=True) for at, to in _found(p, LINK) if "://" not in to
+        (p, at, to) for p in _pages(history=True) for at, to in _matches(p, LINK) if "://" not in to
     ]
     assert len(links) > 50
     missing = [f"{at}: {to}" for page, at, to in links if not (page.parent / to).exists()]
@@ -118,7 +118,7 @@ def _wrong(command: str) -> str:
 
 
 def test_commands_that_pages_name_have_these_options() -> None:
-    calls = [(at, call) for page in _pages() for at, call in _found(page, COMMAND)]
+    calls = [(at, call) for page in _pages() for at, call in _matches(page, COMMAND)]
     assert len(calls) > 100
     wrong = [f"{at}: ark {call}: {fault}" for at, call in calls if (fault := _wrong(call))]
     assert not wrong, "\n".join(wrong)

@@ -26,11 +26,11 @@ def decompositions() -> dict[Any, Any]:
     """torch's decompositions into core ATen operators, without those of operators that ark has
     itself.
     """
-    return dict(_found())
+    return dict(_decompositions())
 
 
 @cache
-def _found() -> dict[Any, Any]:
+def _decompositions() -> dict[Any, Any]:
     """Computes the decompositions, which takes torch half a second."""
     table = {op: f for op, f in core_aten_decompositions().items() if name_of(op) not in TABLE}
     aten = torch.ops.aten

@@ -86,7 +86,7 @@ class Module(torch.nn.Module):
             self._learn(kept)
         flat = pytree.tree_structure(((0,) * given.num_leaves, {}))
         self._plain = given.num_leaves if given == flat and not self._constants else None
-        self._made = exported.call_spec.out_spec
+        self._out_spec = exported.call_spec.out_spec
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's results."""
@@ -108,7 +108,11 @@ class Module(torch.nn.Module):
             for place, value in zip(self._writes, results, strict=False):
                 written[place].copy_(value)
             results = results[len(self._writes) :]
-        return results[0] if self._made.is_leaf() else pytree.tree_unflatten(results, self._made)
+        return (
+            results[0]
+            if self._out_spec.is_leaf()
+            else pytree.tree_unflatten(results, self._out_spec)
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Called by pickle and copy. Raises an error, because a kernel belongs to one process and

@@ -140,11 +140,13 @@ class Rates:
                     by_stage.setdefault(stage_of.get(parameter), []).append(pair)
             for stage, pairs in by_stage.items():
                 with stages.within(stage):
-                    optimizer = self._made([p for p, _ in pairs], rates[-1].tensor, group)
+                    optimizer = self._new_optimizer([p for p, _ in pairs], rates[-1].tensor, group)
                     optimizer.step([g for _, g in pairs])
         return rates
 
-    def _made(self, parameters: list[ark.Tensor], rate: ark.Tensor, group: dict[str, Any]) -> Any:
+    def _new_optimizer(
+        self, parameters: list[ark.Tensor], rate: ark.Tensor, group: dict[str, Any]
+    ) -> Any:
         decay = float(group["weight_decay"])
         if self._name == "SGD":
             momentum, nesterov = float(group["momentum"]), bool(group["nesterov"])

@@ -91,7 +91,7 @@ def fuse_epilogues(graph: Graph, context: Context) -> Graph:
                     node = _join(product, seen, read)
                     if private(node.outputs[0]):  # its reader may be fused, too
                         products[node.outputs[0].buffer.id] = (place, node)
-        elif node.type in PAIRS and (matrix or units) and _made(node.inputs[0], products):
+        elif node.type in PAIRS and (matrix or units) and _is_product(node.inputs[0], products):
             at, product = products[node.inputs[0].buffer.id]
             stale = written.behind(at, product.inputs)
             plain = product.type == "matmul" and _finish_of(product) is None
@@ -164,7 +164,7 @@ def _scalar(node: Node) -> bool:
     return all(t.dtype.name == "fp32" for t in (*node.inputs, *node.outputs))
 
 
-def _made(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
+def _is_product(tensor: Tensor, products: dict[int, tuple[int, Node]]) -> bool:
     """True if the tensor is the result of one of the given products and has the product's shape."""
     product = products.get(tensor.buffer.id)
     return product is not None and product[1].outputs[0].id == tensor.id

@@ -39,7 +39,7 @@ def hoist_gathers(graph: Graph, context: Context) -> Graph:
     for gather in [n for n in graph.nodes if n.type == "gather"]:
         place = hoisted.nodes.index(gather)
         moved = _moved(hoisted, place, kept)
-        if any(n.type == "matmul" for n in moved) and _still(hoisted, moved, place):
+        if any(n.type == "matmul" for n in moved) and _unchanged(hoisted, moved, place):
             hoisted.nodes = _rewritten(hoisted, moved, place)
     return hoisted
 
@@ -106,7 +106,7 @@ def _row_places(node: Node, rows: int) -> set[int]:
     return {0}
 
 
-def _still(graph: Graph, moved: list[Node], place: int) -> bool:
+def _unchanged(graph: Graph, moved: list[Node], place: int) -> bool:
     """True if no remaining op writes an operand of the moved nodes between their old and their
     new position.
     """

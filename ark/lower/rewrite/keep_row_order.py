@@ -145,7 +145,7 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
                 continue
             count = out.elements // out.shape[-1]
             for between, copies in _windows_of(rows, source, node, count):
-                if not _together(node, back, between, copies):
+                if not _same_placement(node, back, between, copies):
                     continue
                 orders = [rows.order(chain, out.shape[-1]) for chain in (back, copies)]
                 there, here = orders
@@ -157,7 +157,7 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
     return None
 
 
-def _together(node: Node, *chains: Sequence[Node]) -> bool:
+def _same_placement(node: Node, *chains: Sequence[Node]) -> bool:
     """True if all nodes of the chains run in the node's phase and on its processors."""
     return all(n.placement == node.placement for chain in chains for n in chain)
 
@@ -271,7 +271,7 @@ def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
             continue
         out = node.outputs[0]
         chain = [*_copies_to(rows, node.inputs[0]), node]
-        if not _together(node, chain):
+        if not _same_placement(node, chain):
             continue
         source = chain[0].inputs[0]
         changed = {out.buffer.id}
@@ -282,7 +282,7 @@ def _sunk(graph: Graph, kept: frozenset[int], ends: set[int]) -> Graph | None:
             if not read:
                 continue
             count = out.elements // out.shape[-1]
-            on_rows = _on_rows(reader, changed, count) and _together(node, [reader])
+            on_rows = _on_rows(reader, changed, count) and _same_placement(node, [reader])
             if on_rows and rows.writer(reader.outputs[0]):
                 region.append(reader)
                 changed.add(reader.outputs[0].buffer.id)

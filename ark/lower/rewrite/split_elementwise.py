@@ -132,9 +132,9 @@ class _Parts:
         """The given inputs, in which each part of a split result is replaced by the tensor of that
         part. Adds the ops for parts that are not computed yet.
         """
-        return tuple(self._made(t) if t.buffer.id in self.waiting else t for t in tensors)
+        return tuple(self._part_tensor(t) if t.buffer.id in self.waiting else t for t in tensors)
 
-    def _made(self, tensor: Tensor) -> Tensor:
+    def _part_tensor(self, tensor: Tensor) -> Tensor:
         box = tensor.offsets, tensor.shape
         part = self.parts.get((tensor.buffer.id, box))
         if part is None:

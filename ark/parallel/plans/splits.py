@@ -37,7 +37,7 @@ class Splits:
         parameters = [t for n in self.nodes for t in n.inputs if t.buffer.arena == "parameter"]
         largest = max(parameters, key=lambda t: t.nbytes, default=None)
         self.itemsize = largest.dtype.itemsize if largest else 4
-        self._found: dict[tuple[object, ...], tuple[dict[int, Option], list[Change], bool]] = {}
+        self._chosen: dict[tuple[object, ...], tuple[dict[int, Option], list[Change], bool]] = {}
         self._costs: dict[tuple[object, ...], list[BlockCost]] = {}
         self._orders: dict[tuple[object, ...], tuple[Named, Schedule]] = {}
         self._stages: dict[tuple[object, ...], list[int]] = {}
@@ -49,7 +49,7 @@ class Splits:
         to be the fastest.
         """
         key = (costs.mesh, costs.links, costs.training, tuple(names), memory)
-        if key not in self._found:
+        if key not in self._chosen:
             first = [n for n in self.nodes if self.same[n.id] == n.id]
             able = {n.id: allowed(self.roles, n, costs.options(n), names) for n in first}
             result = search(self.nodes, able, costs, memory, self.same)
@@ -57,8 +57,8 @@ class Splits:
                 n.id: next(o for o in able[self.same[n.id]] if o.choice == result.choices[n.id])
                 for n in self.nodes
             }
-            self._found[key] = (chosen, changes(self.nodes, chosen, costs), result.optimal)
-        chosen, moved, optimal = self._found[key]
+            self._chosen[key] = (chosen, changes(self.nodes, chosen, costs), result.optimal)
+        chosen, moved, optimal = self._chosen[key]
         how = (*key, work.recompute)
         if how not in self._costs:
             self._costs[how] = block_costs(self, chosen, moved, costs, work)

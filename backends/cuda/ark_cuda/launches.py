@@ -32,7 +32,7 @@ class Events:
     def __init__(self, context: Any, label: str) -> None:
         self.context = context
         self.label = label
-        self._made: dict[int, Any] = {}
+        self._events: dict[int, Any] = {}
         self._free: list[Any] = []  # events of launches that were dropped
 
     def take(self, doing: str) -> Any:
@@ -41,7 +41,7 @@ class Events:
             return self._free.pop()
         with current(self.context):
             event = check(cu.cuEventCreate(0), doing)
-        self._made[int(event)] = event
+        self._events[int(event)] = event
         return event
 
     def release(self, *events: Any) -> None:
@@ -53,9 +53,9 @@ class Events:
 
     def close(self) -> None:
         """Destroys all events. Events that are released later are ignored."""
-        for event in self._made.values():
+        for event in self._events.values():
             cu.cuEventDestroy(event)
-        self._made.clear()
+        self._events.clear()
         self._free.clear()
         self.context = None
 

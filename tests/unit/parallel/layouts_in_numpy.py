@@ -56,14 +56,14 @@ def run(shards: Shards, steps: Sequence[Step]) -> tuple[Shards, float]:
         result: Shards = list(shards)
         for group in step.groups:
             inputs = [shards[device] for device in group]
-            for device, output in zip(group, _together(step, inputs), strict=True):
+            for device, output in zip(group, _group_step(step, inputs), strict=True):
                 result[device] = output
         shards = result
         sent += step.elements
     return shards, sent
 
 
-def _together(step: Step, blocks: Shards) -> Shards:
+def _group_step(step: Step, blocks: Shards) -> Shards:
     """Executes one step of a conversion within a group of devices. Returns the group's new shards,
     by position in the group.
     """

@@ -57,11 +57,11 @@ def machine(processors: int, *capabilities: Capability, warps: int = 1) -> Machi
 
 def decoder_plans(target: Machine, chunk: int = 4, ranks: int = 1, **options: object) -> list[Plan]:
     """Returns verified plans of the small decoder, cached for the process."""
-    return list(_made(target, chunk, ranks, *sorted(options.items())))
+    return list(_plans(target, chunk, ranks, *sorted(options.items())))
 
 
 @cache
-def _made(target: Machine, chunk: int, ranks: int, *options: tuple[str, object]) -> list[Plan]:
+def _plans(target: Machine, chunk: int, ranks: int, *options: tuple[str, object]) -> list[Plan]:
     return new_plans(target, chunk, ranks, **dict(options))
 
 

@@ -116,7 +116,7 @@ class _Sum(Product):
         shape = (end - begin, self.columns)
         a = part(self.a, int(self.given.transpose_a), begin, end - begin)
         if step == 0:
-            partial = self._made(shape, begin, f"{round_index}.own")
+            partial = self._band_tensor(shape, begin, f"{round_index}.own")
             first = self._dealt
             group = self.multiply(a, partial, f".{round_index}")
             tiles = enumerate(group.coords, first)
@@ -125,7 +125,7 @@ class _Sum(Product):
         back = self.world - step
         partial = self._received(round_index, back, shape, owner)
         if self.movers:
-            sent = self._made(shape, begin, f"{round_index}.to+{step}")
+            sent = self._band_tensor(shape, begin, f"{round_index}.to+{step}")
             self.multiply(a, sent, f".{round_index}.for+{step}")
             self.put(sent, partial, self._cut(owner, round_index), f".{round_index}.put+{step}")
             return partial
@@ -145,7 +145,7 @@ class _Sum(Product):
         ]
         return partial
 
-    def _made(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
+    def _band_tensor(self, shape: tuple[int, int], begin: int, name: str) -> IrTensor:
         """A local tensor for the results of a band.
 
         Bands that are sent while others are multiplied are parts of one large tensor. If each had a

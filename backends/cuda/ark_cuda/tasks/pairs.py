@@ -65,7 +65,7 @@ def store(sig: Signature, wide: int) -> Store | None:
     bits = text.addresses(sig, stored)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))
     place = f"top, {m} - m0, {n} - left0"
-    some = _together(wide, out)
+    some = _stored_columns(wide, out)
     shape = f"{some}, {str(rest is not None).lower()}"
     rounds = MOST_ROUNDS if expression.written_size(params.expr) <= MOST_UNROLLED else 1
     prepared = (
@@ -91,7 +91,7 @@ def tile_columns(sig: Signature) -> int:
     return MIN_TILE_COLUMNS if columns == dims(sig)[1] < MIN_TILE_COLUMNS else columns
 
 
-def _together(wide: int, out: OperandType) -> int:
+def _stored_columns(wide: int, out: OperandType) -> int:
     """The number of columns that are stored at a time. The last ones may be past the tile's end."""
     if out.dtype not in HALVES:
         return min(wide, 32)
