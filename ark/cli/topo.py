@@ -40,7 +40,7 @@ from ark.collective.topology import to_json as topology_json
 from ark.errors import REFUSALS, InvalidUsageError, SystemError, UnsupportedError
 
 _MOST_OPERATIONS = 1 << 16  # limit of a program's operations, all pieces counted
-_MOST_COMPARED = 1 << 18  # limit of the operations of all programs that `compare` tries
+_MAX_COMPARED_OPERATIONS = 1 << 18  # limit of the operations of all programs that `compare` tries
 _MOST_IN_WINDOWS = 1 << 16  # larger programs are simulated only without a limit of puts in flight
 _WINDOWS = (0, 2)
 _WRITERS: dict[str, Callable[[CollectiveProgram], str]] = dict(
@@ -186,7 +186,7 @@ def _compare(args: argparse.Namespace) -> int:
     table = FigureTable(title, heads)
     runs, failures = [], []
     missing: SystemError | None = None
-    left = _MOST_COMPARED
+    left = _MAX_COMPARED_OPERATIONS
     for name, k in _candidates(args, topology):
         try:
             with log.slow(f"synthesising and simulating {name} for {topology.name}"):

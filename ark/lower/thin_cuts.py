@@ -20,7 +20,7 @@ from ark.ir.fold import fold
 from ark.ir.values import Tensor
 from ark.lower.cuts import Cut, signature
 from ark.machine import Machine
-from ark.plan.cost import LEAST_FEW, few_rate
+from ark.plan.cost import MIN_FEW_ROWS, few_rate
 from ark.plan.kind import Signature
 from ark.tasks.matmul_form import dims
 from ark.tasks.matmul_params import MatmulParams
@@ -93,7 +93,7 @@ def _us(sig: Signature, form: Thin, tile: tuple[int, int], machine: Machine, bes
     if _batch(sig) * sizes[many] * read * beside > costs.cache_bytes:
         rate = machine.bandwidth_gbps * 1e3 / machine.processors
     exact = sig.operands[many].dtype == "fp32"
-    fewer = sizes[form.few] >= LEAST_FEW
+    fewer = sizes[form.few] >= MIN_FEW_ROWS
     operations = few_rate(machine, exact) if fewer else costs.scalar_rate
     work = max(tile[many] * read / rate, 2.0 * tile[0] * tile[1] * k / operations)
     params = structs.replace(sig.read(MatmulParams), tile=tile)

@@ -24,7 +24,7 @@ from ark.models.llama import Llama
 from ark.models.quantized import quantise
 from ark.models.shard import Share, check_ranks, split
 from ark.ops.tokens import TokenState
-from ark.tasks.adjusted import MAX_TOP
+from ark.tasks.adjusted import MAX_LOGPROBS
 from ark.tasks.sequences import MAX_BATCH
 
 # If chunks have at least this number of tokens, there is a separate phase for the prompt's last
@@ -131,10 +131,11 @@ class Shape:
                 f"batch={self.batch} is out of range; 1 to {MAX_BATCH} sequences can be decoded "
                 "together"
             )
-        if self.sampling not in ("", FULL) or not 0 <= self.logprobs <= MAX_TOP:
+        if self.sampling not in ("", FULL) or not 0 <= self.logprobs <= MAX_LOGPROBS:
             raise InvalidUsageError(
                 f"sampling={self.sampling!r} with {self.logprobs} log probabilities is not "
-                f"supported; give {FULL!r} or an empty text, and 0 to {MAX_TOP} log probabilities"
+                f"supported; give {FULL!r} or an empty text, and 0 to {MAX_LOGPROBS} log "
+                "probabilities"
             )
         if self.batch > 1 and self.chunk and self.pages is None:
             raise InvalidUsageError(

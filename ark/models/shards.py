@@ -40,7 +40,7 @@ ELEMENTS: dict[str, np.dtype[Any]] = {
 LENGTH_BYTES = 8
 PIECE_BYTES = 16 << 20  # bytes that are compared at a time
 MAX_HEADER_BYTES = 100_000_000
-_ANY, _LONGEST = (
+_ANY, _MAX_NAME_BYTES = (
     ("utf-8", "surrogatepass"),
     255,
 )  # encoding and longest length of a file's name, in bytes
@@ -114,7 +114,9 @@ def find_sharded(directory: Path) -> dict[str, StoredTensor]:
     if table is None or any(type(shard) is not str for shard in table.values.values()):
         raise fields.wrong("weight_map", "an object from tensor names to shard files")
     shards = sorted(set(table.values.values()))
-    outside = [s for s in shards if Path(s).name != s or not 0 < len(s.encode(*_ANY)) <= _LONGEST]
+    outside = [
+        s for s in shards if Path(s).name != s or not 0 < len(s.encode(*_ANY)) <= _MAX_NAME_BYTES
+    ]
     if outside:
         raise ModelError(
             f"{fields.source} names the shard {outside[0]!r:.300}, but a shard is a file beside "

@@ -19,7 +19,7 @@ from ark.ops.elementwise import composed, mul, scalar
 from ark.ops.views import reshape
 from ark.tasks.expression import Tree, index, leaf, number
 
-_TOP = 1 << 63
+_INT64_END = 1 << 63
 
 
 class _Numbers:
@@ -34,7 +34,7 @@ class _Numbers:
 
     def _given(self, op: str, name: str, value: Any) -> Tree:
         if type(value) is int:
-            if not -_TOP <= value < _TOP:
+            if not -_INT64_END <= value < _INT64_END:
                 raise InvalidUsageError(f"{op}: the {name} {value} has more than 64 bits")
             return number(value)
         tensor = as_tensor(value)

@@ -37,10 +37,11 @@ PRODUCTS = (
 )
 CONVOLUTIONS = ("convolution", "grouped_convolution")
 VECTOR_BYTES = 16  # neighbouring elements of at least this size are moved together
-SHORT_ROW = 32  # rows of fewer elements are not read by the neighbouring lanes of a warp
-# A product whose tile has at most FEW rows or columns uses scalar units, at `few_rate` if it has at
-# least LEAST_FEW.
-FEW, LEAST_FEW = 16, 9
+# Rows of fewer elements are not read by the neighbouring lanes of a warp.
+MIN_COALESCED_ROW_ELEMENTS = 32
+# A product whose tile has at most MAX_FEW_ROWS rows or columns uses scalar units, at `few_rate` if
+# it has at least MIN_FEW_ROWS.
+MAX_FEW_ROWS, MIN_FEW_ROWS = 16, 9
 Place = tuple[int, int]  # processor, position
 
 
@@ -201,7 +202,7 @@ def apart(sig: Signature) -> int:
             return 0
     elif sig.kind == "reduce":
         given = sig.read(_Reduced)
-        if given.axis != MAX_FOLDED_DIMS - 1 or not 1 < given.count < SHORT_ROW:
+        if given.axis != MAX_FOLDED_DIMS - 1 or not 1 < given.count < MIN_COALESCED_ROW_ELEMENTS:
             return 0
         elements = given.count
     else:
@@ -256,8 +257,8 @@ def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
 
 
 def few_rate(machine: Machine, exact: bool) -> float:
-    """Operations per microsecond of one processor in products with LEAST_FEW to FEW rows or
-    columns. exact: True for products in full fp32.
+    """Operations per microsecond of one processor in products with MIN_FEW_ROWS to MAX_FEW_ROWS
+    rows or columns. exact: True for products in full fp32.
     """
     costs = machine.costs
     staged = exact and machine.variant.name == "block" and costs.staged_rate > 0
@@ -275,13 +276,17 @@ def operations(sig: Signature, machine: Machine) -> float:
         return costs.boxes.attention_rate
     if sig.kind not in PRODUCTS:
         return costs.scalar_rate
-    least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else FEW + 1
+    least = min(sig.read(TiledParams).tile) if sig.kind == "matmul" else MAX_FEW_ROWS + 1
     several = not machine.has(Capability.ONE_PRODUCT_BODY)
     boxed = machine.variant.name == "matrix"
     exact = sig.operands[0].dtype == "fp32" and not sig.read(_Product).tf32
-    if several and least <= FEW and (exact or not boxed):
+    if several and least <= MAX_FEW_ROWS and (exact or not boxed):
         narrow = min(sig.operands[2].shape[-2:])
-        return few_rate(machine, exact) if LEAST_FEW <= narrow <= FEW else costs.scalar_rate
+        return (
+            few_rate(machine, exact)
+            if MIN_FEW_ROWS <= narrow <= MAX_FEW_ROWS
+            else costs.scalar_rate
+        )
     units = machine.tflops * 1e6 / machine.processors
     if several and sig.operands[0].dtype == "fp32":
         if not exact:

@@ -17,7 +17,7 @@ from ark.runtime.executor import Executor, counts_on
 from ark.runtime.run import Run
 from ark.runtime.runner import Runner
 
-SHORT_MS = 5.0
+MAX_INLINE_MS = 5.0
 
 L = TypeVar("L", bound=Launch)
 
@@ -124,7 +124,7 @@ class InlineRuns(Repeated[InlineLaunch]):
         launch ends. False before the first launch.
         """
         latest = self._executor.latest
-        return latest is not None and latest.elapsed_ms() < SHORT_MS
+        return latest is not None and latest.elapsed_ms() < MAX_INLINE_MS
 
     def _begin(self) -> Run:
         run = super()._begin()

@@ -32,7 +32,7 @@ from ark.errors import SystemError
 
 MAGIC = b"ark-rdv2"
 NONCE_BYTES = 16
-MAX_FRAME = 256 << 20
+MAX_FRAME_BYTES = 256 << 20
 HANDSHAKE_S = 10.0
 
 HELLO, PROVEN, WELCOME, REFUSE, CONTRIBUTE, GATHERED, PING, FAILURE, BYE, POST = range(1, 11)
@@ -55,7 +55,7 @@ class Link:
         with self._lock:
             self.sock.sendall(_HEADER.pack(kind, len(body)) + body)
 
-    def receive(self, limit: int = MAX_FRAME) -> tuple[int, bytes]:
+    def receive(self, limit: int = MAX_FRAME_BYTES) -> tuple[int, bytes]:
         """Returns the next frame. Raises ConnectionError if the stream ends or does not consist of
         frames.
         """

@@ -33,7 +33,7 @@ from ark.runtime.turns import in_turn
 if TYPE_CHECKING:
     import torch
 
-FOREVER = 1 << 31  # iterations of a persistent launch, more than any run
+ITERATION_END = 1 << 31  # iterations of a persistent launch, more than any run
 TRACE_RECORDS = 1 << 16
 
 
@@ -234,7 +234,7 @@ class Runtime:
         assert self.executor is not None
         synchronize()
         self._target = 0
-        self._run = self.executor.start(FOREVER, persistent=True)
+        self._run = self.executor.start(ITERATION_END, persistent=True)
 
     @in_turn
     def run(
@@ -251,17 +251,17 @@ class Runtime:
             raise InvalidUsageError("no plan is launched; call Runtime.launch() before run()")
         if tensor_mappings:
             self._rebind(tensor_mappings)
-        if isinstance(iter, bool) or not isinstance(iter, Integral) or not 1 <= iter < FOREVER:
+        if isinstance(iter, bool) or not isinstance(iter, Integral) or not 0 < iter < ITERATION_END:
             raise InvalidUsageError(
                 f"{iter!r} is not a valid number of iterations; give a whole number from 1 to "
-                f"{FOREVER - 1}"
+                f"{ITERATION_END - 1}"
             )
         if self.executor is None:
             return
         iter = int(iter)
         begin = time.perf_counter()
         if self.loop_mode:
-            if self._target + iter >= FOREVER:
+            if self._target + iter >= ITERATION_END:
                 self._end_loop()
             if self._run is None or not self._run.running():
                 self._start()

@@ -62,7 +62,7 @@ probabilities plus 1. masked: 1 if the sequence has a mask of allowed tokens, ot
 """
 MASK_BITS = 32  # tokens per word of a mask
 IN_PROMPT = 1 << 30
-MAX_TOP = 64
+MAX_LOGPROBS = 64
 DIGIT_VALUES = 16
 ADJUST_WRITTEN, SAMPLE_WRITTEN = (8, 9, 10), (9, 10, 11)
 _HEADERS = (*HEADERS, text.header("sequences.h"), text.header("adjusted.h"))
@@ -74,7 +74,7 @@ class AdjustParams(Params, frozen=True):
 
 class SampleAdjustedParams(Params, frozen=True):
     tiles: Splits
-    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_TOP)]
+    top: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
 
 def _check_state(sig: Signature, tiles: int) -> int:

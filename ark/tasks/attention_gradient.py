@@ -39,7 +39,7 @@ from ark.tasks import text
 from ark.tasks.attention_masks import check_mask, mask_of
 
 LOGARITHMS, SLOPES = 4, 5  # indices of operands
-WIDEST_HEAD = 128  # elements of a head, for bodies on matrix units
+MAX_UNIT_HEAD_ELEMENTS = 128  # elements of a head, for bodies on matrix units
 
 
 class AttentionGradientParams(Params, frozen=True):

@@ -2,9 +2,9 @@
 the task kinds `elementwise`, `remap`, `gather` and `transpose`. box.h has the loops; this module
 writes the operands' indices and the expression.
 
-Each of many threads has several vectors (of neighbouring elements) in flight, loaded by
-16-byte accesses if possible. A single thread runs nested loops that compilers vectorise. If
-elements of the output share a byte, a thread computes whole bytes.
+Each of many threads has several vectors in flight, loaded by 16-byte accesses if possible. A single
+thread runs nested loops that compilers vectorise. If elements of the output share a byte, a thread
+computes whole bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from ark.tasks.box_text import (
 
 THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one vector
-# The most vectors that a thread has in flight, and the most single elements.
-MAX_VECTORS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT = 4, 8
+MAX_VECTORS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT = 4, 8  # in each thread
 MIN_WHOLE_VECTORS = 4  # fewest whole vectors of a row with a partial one, if there are several rows
 # The record of a task (the struct that the device reads) has one bit for each operand that the
 # previous task of the processor computed, so that it may still be in registers.
@@ -225,8 +224,8 @@ class BoxWriter:
         return in_order(self.tile, self.shape, self._element())
 
     def rounds(self, vectors: Vectors, machine: Machine, whole: bool = False) -> int:
-        """The number of vectors that a thread loads before it uses any of them. whole: True
-        to return 0 unless all vectors of the thread are in one round.
+        """The number of vectors that a thread loads before it uses any of them. whole: True to
+        return 0 unless all vectors of the thread are in one round.
         """
         vector = vectors.size
         total, threads = math.prod(self.tile) // vector, machine.lanes * machine.warps
@@ -295,12 +294,8 @@ class BoxWriter:
                 kind, load, loaded = "ArkLoosePack", "ark_load_loose", f"ark_shifted({v})"
             elif self._once(i):
                 load += "_past" if self.out == 1 or self.once else "_once"
-            if (
-                self.keeps
-                and i < MAX_KEPT_OPERANDS
-                and i in vectors.whole
-                and self._matches_result(i)
-            ):
+            keepable = i < MAX_KEPT_OPERANDS and i in vectors.whole
+            if self.keeps and keepable and self._matches_result(i):
                 kept = f"n > 0u && t.flow >> {16 + i} & 1u"
                 needed, loaded = f"inside && !({kept})", f"{kept} ? kept[u] : {loaded}"
             declare += f"    {kind}<{operand.ctype}, {count}> v{i}[{rounds}] = {{}};\n"

@@ -38,10 +38,10 @@ from ark.tasks.channels_last import (
 from ark.tasks.convolution import ConvolutionParams
 
 COLUMNS_PER_THREAD = (4, 2, 1)  # numbers of neighbouring results of a row that a thread may compute
-MAX_LOADS = 16  # vectors of the image that a thread loads for one row of its windows
+MAX_ROW_VECTORS = 16  # vectors of the image that a thread loads for one row of its windows
 
 
-Side = Annotated[int, Meta(ge=1, le=depthwise_form.MAX_SIDE)]
+Side = Annotated[int, Meta(ge=1, le=depthwise_form.MAX_PATCH_SIDE_PIXELS)]
 
 
 class DepthwiseParams(ConvolutionParams, frozen=True):
@@ -112,7 +112,7 @@ def _columns(sig: Signature, vector: int, machine: Machine) -> int:
     def able(wide: int) -> bool:
         span = (wide - 1) * p.stride[1] + (p.size[1] - 1) * p.dilation[1] + 1
         units = images * rows * -(-columns // wide) * channels // vector
-        return span <= MAX_LOADS and units >= threads
+        return span <= MAX_ROW_VECTORS and units >= threads
 
     return next(filter(able, COLUMNS_PER_THREAD), 1)
 

@@ -15,8 +15,8 @@ from ark.tasks.windows import Windows, spans
 
 PATCH_CHANNELS = 2  # neighbouring channels of a thread
 FACTOR_BYTES = 4  # weights in shared memory are fp32
-MAX_SIDE = 16  # rows and columns of a patch
-MAX_HELD = 104  # sums of a patch and elements of an image row that a thread holds
+MAX_PATCH_SIDE_PIXELS = 16  # rows and columns of a patch
+MAX_HELD_ELEMENTS = 104  # sums of a patch and elements of an image row that a thread holds
 CONVERTED_BYTES = 2  # an element of this size takes an instruction to become fp32
 LOAD_INSTRUCTIONS = 2  # a load from shared memory takes as long as this many instructions
 ROW_INSTRUCTIONS = 12  # for a row of the image, besides its loads: address and branches
@@ -74,6 +74,8 @@ def patches(p: Windows, tile: Sequence[int]) -> Iterator[Patch]:
     """
     sides = [sorted({-(-n // parts) for parts in range(1, n + 1)}) for n in tile[1:3]]
     for columns in sides[1]:
-        most = MAX_HELD // PATCH_CHANNELS - spans(p, 1, columns)[1]
-        if columns <= MAX_SIDE:
-            yield from ((n, columns) for n in sides[0] if n <= MAX_SIDE and n * columns <= most)
+        most = MAX_HELD_ELEMENTS // PATCH_CHANNELS - spans(p, 1, columns)[1]
+        if columns <= MAX_PATCH_SIDE_PIXELS:
+            yield from (
+                (n, columns) for n in sides[0] if n <= MAX_PATCH_SIDE_PIXELS and n * columns <= most
+            )

@@ -60,8 +60,9 @@ from ark.tasks.row_values import bytes_of
 MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
 MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
 MAX_PACKET_ROW, MAX_PACKET_RESULTS = 512, 32  # elements and k of a row that is read as packets
-MAX_ALONE = 64  # results that a single thread keeps at once
-MAX_TOTALS = 256  # results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h
+MAX_SINGLE_THREAD_RESULTS = 64  # results that a single thread keeps at once
+# Results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h.
+MAX_TOTAL_RESULTS = 256
 KEY_BYTES = 8  # bytes of an element's sort key
 HEADERS = (text.header("sampling.h"), text.header("experts.h"))
 
@@ -78,7 +79,7 @@ def takes_softmax(n: int, k: int, machine: Machine) -> bool:
     holds all of them.
     """
     if machine.threads == 1:
-        return k <= MAX_ALONE
+        return k <= MAX_SINGLE_THREAD_RESULTS
     return k <= machine.lanes and n <= MIN_BLOCK_ROW_ELEMENTS
 
 
@@ -224,7 +225,7 @@ class ExpertLinear(TaskKind):
         ]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        totals = MAX_TOTALS if sig.read(ExpertLinearParams).total else 0
+        totals = MAX_TOTAL_RESULTS if sig.read(ExpertLinearParams).total else 0
         return 4 * (sig.operands[1].shape[2] + totals)
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:

@@ -40,7 +40,7 @@ from ark.tasks.windows import Windows, spans
 
 COLUMNS_PER_THREAD = (4, 2, 1)  # numbers of neighbouring results of a row that a thread may compute
 WEIGHT_SHARE = 2  # the time for loading weights, in times of multiplying them for one result
-MAX_LOADS = 12  # vectors of the image that a thread loads for one row of its windows
+MAX_ROW_VECTORS = 12  # vectors of the image that a thread loads for one row of its windows
 
 
 class GroupedConvolution(ChannelsLastKind):
@@ -119,7 +119,7 @@ def columns_per_thread(
     size, stride, dilation = window
 
     def able(wide: int) -> bool:
-        return (wide - 1) * stride + (size - 1) * dilation < MAX_LOADS
+        return (wide - 1) * stride + (size - 1) * dilation < MAX_ROW_VECTORS
 
     def ends(wide: int) -> int:
         return thread_rounds(tile, wide, vector, machine) * (wide + WEIGHT_SHARE)

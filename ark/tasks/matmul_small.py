@@ -17,7 +17,10 @@ from ark.tasks import text
 from ark.tasks.matmul_form import along_k, dims, grid, paired, side_strides, sums_of
 from ark.tasks.matmul_params import MatmulParams
 
-MOST, MOST_DEPTH = 32, 64  # largest number of rows or columns, and largest k, of a small matrix
+MAX_SIDE_ELEMENTS, MAX_K_ELEMENTS = (
+    32,
+    64,
+)  # largest number of rows or columns, and largest k, of a small matrix
 MIN_MATRICES_PER_PROCESSOR = 2  # the fewest matrices per processor
 
 
@@ -27,7 +30,7 @@ def small(sig: Signature, machine: Machine) -> bool:
     m, n, k = dims(sig)
     shape = fold(sig.operands[2].shape)
     many = shape[0] * shape[1] >= MIN_MATRICES_PER_PROCESSOR * machine.processors
-    fits = max(m, n) <= MOST and k <= MOST_DEPTH
+    fits = max(m, n) <= MAX_SIDE_ELEMENTS and k <= MAX_K_ELEMENTS
     if not (many and fits) or not machine.cooperative or paired(sig):
         return False
     if params.windows or params.splits > 1 or sums_of(sig) == "int32":

@@ -18,8 +18,12 @@ from ark.tasks.matmul_params import MatmulParams
 
 MOST_ROWS, MOST_COLUMNS = 8, 16  # most rows, or columns, of a thin product's result
 MAX_ROWS_ACROSS = 8  # most rows if threads read neighbouring columns of the other operand
-LEAST, LEAST_DEPTH = 16, 64  # smallest size of the result's other dimension, and of k
-LEAST_OF_VECTOR = 4  # both numbers if the narrow operand is a single vector with contiguous k
+MIN_OTHER_ELEMENTS, MIN_K_ELEMENTS = (
+    16,
+    64,
+)  # smallest size of the result's other dimension, and of k
+# Both numbers if the narrow operand is a single vector with contiguous k.
+MIN_VECTOR_SIDE_ELEMENTS = 4
 VECTOR_COLUMNS = 32  # columns of the larger operand that are read at once
 ROWS_PER_WARP = (2, 4)  # if the narrow operand has fewer rows than MIN_WIDE_ROWS, and if not
 MIN_WIDE_ROWS = 5
@@ -28,7 +32,10 @@ MIN_WIDE_ROWS = 5
 # loads of the other one.
 LEAST_STAGED_ROWS, LEAST_STAGED_BYTES = 9, 1 << 16
 LEAST_STAGES, MOST_STAGES = 2, 4
-SHORT, MOST_SUMS = 2, 8  # the most steps of k of a short product; the most sums of a thread
+MAX_SHORT_K_STEPS, MOST_SUMS = (
+    2,
+    8,
+)  # the most steps of k of a short product; the most sums of a thread
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,11 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     few = 0 if m <= _most_rows(sig) and m <= n else 1
     small, large = (m, n) if few == 0 else (n, m)
     lying = [side_strides(sig, index)[1] == 1 for index in (0, 1)]
-    least = (LEAST_OF_VECTOR,) * 2 if small == 1 and all(lying) else (LEAST, LEAST_DEPTH)
+    least = (
+        (MIN_VECTOR_SIDE_ELEMENTS,) * 2
+        if small == 1 and all(lying)
+        else (MIN_OTHER_ELEMENTS, MIN_K_ELEMENTS)
+    )
     if small > MOST_COLUMNS or large < least[0] or k < least[1]:
         return None
     if all(lying):
@@ -131,7 +142,7 @@ def _rows(sig: Signature, form: Thin, machine: Machine) -> int:
     """
     few, tile = dims(sig)[form.few], sig.read(MatmulParams).tile[1 - form.few]
     rows = ROWS_PER_WARP[int(few >= MIN_WIDE_ROWS)]
-    if part_of_k(sig) <= SHORT * machine.lanes * form.vector:
+    if part_of_k(sig) <= MAX_SHORT_K_STEPS * machine.lanes * form.vector:
         while 2 * rows * few <= MOST_SUMS and rows * machine.warps < tile:
             rows *= 2
     return rows

@@ -55,14 +55,14 @@ from ark.tasks.rotary import VECTOR_COLUMNS
 
 SETTINGS = ("temperature", "top_k", "key_low", "last", "limit", "stops", "key_high")
 HEADERS = (text.header("sampling.h"), text.header("tokens.h"))
-_ALL = (1 << 64) - 1
+_ALL_BITS = (1 << 64) - 1
 
 
 def mix(z: int) -> int:
     """The mixing function of splitmix64 (Steele, Lea and Flood 2014), `ark_mix` in sampling.h."""
-    z = (z + 0x9E3779B97F4A7C15) & _ALL
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _ALL
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _ALL
+    z = (z + 0x9E3779B97F4A7C15) & _ALL_BITS
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _ALL_BITS
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _ALL_BITS
     return z ^ (z >> 31)
 
 
@@ -72,7 +72,7 @@ def noise_key(seed: int, sequence: int = 0) -> int:
     It differs between any two sequences of one seed, and between any two seeds for one sequence.
     seed: taken modulo 2^64.
     """
-    return mix(mix(seed & _ALL) ^ sequence)
+    return mix(mix(seed & _ALL_BITS) ^ sequence)
 
 
 def key_halves(key: int) -> tuple[int, int]:

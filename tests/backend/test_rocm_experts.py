@@ -58,10 +58,11 @@ def test_chosen_experts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Products with the quantised weights of chosen experts. The results of experts of other ranks
-    are zeros. MOST_SUMS and MOST_LOADS are lowered, so that a task multiplies few rows at a time.
+    are zeros. MAX_SHARED_SUMS and MAX_LOADS_IN_FLIGHT are lowered, so that a task multiplies few
+    rows at a time.
     """
-    monkeypatch.setattr(bodies, "MOST_SUMS", 32)
-    monkeypatch.setattr(bodies, "MOST_LOADS", 6)
+    monkeypatch.setattr(bodies, "MAX_SHARED_SUMS", 32)
+    monkeypatch.setattr(bodies, "MAX_LOADS_IN_FLIGHT", 6)
     rng = np.random.default_rng(k + n)
     dtype = row_type(codes, k, group, bf16, codes == types.uint4, bf16)
     steps = rng.uniform(0.25, 4, (EXPERTS * n, dtype.groups))
@@ -132,8 +133,8 @@ def test_an_epilogue_of_chosen_experts(
     """Products with chosen experts whose epilogue has a bias for each expert and a gate of two
     products, or adds up the results of a row's experts, multiplied by scores, and a residual.
     """
-    monkeypatch.setattr(bodies, "MOST_SUMS", 64 * weights * (slots if total else 1))
-    monkeypatch.setattr(bodies, "MOST_LOADS", 6)
+    monkeypatch.setattr(bodies, "MAX_SHARED_SUMS", 64 * weights * (slots if total else 1))
+    monkeypatch.setattr(bodies, "MAX_LOADS_IN_FLIGHT", 6)
     rng = np.random.default_rng(k + n + rows)
     dtype = row_type(types.fp4, k, 32, bf16, False, bf16)
     names = ["w", "v"][:weights]

@@ -320,7 +320,7 @@ def test_more_iterations_than_a_launch_counts(
     """A persistent kernel is restarted before it reaches the largest number of iterations that it
     can count.
     """
-    monkeypatch.setattr("ark.runtime.runtime.FOREVER", 8)
+    monkeypatch.setattr("ark.runtime.runtime.ITERATION_END", 8)
     x = ark.tensor([4])
     y = ark.add(x, 1.0, output=x)
     with ark.Runtime() as runtime:

@@ -11,7 +11,7 @@ import functools
 
 from ark.cli.measure.peer import import_torch, repeated, torch_device
 
-ACCELERATED, HOST = 1 << 31, 1 << 28  # bytes to read, more than caches hold
+ACCELERATOR_READ_BYTES, HOST_READ_BYTES = 1 << 31, 1 << 28  # bytes to read, more than caches hold
 # The number of bytes of the timed copy. In a captured graph, larger copies run on copy engines,
 # which are slower on an H100.
 COPY_BYTES = 1 << 29
@@ -35,7 +35,7 @@ def copy_seconds(nbytes: int, accelerated: bool) -> float:
 
 def copy_bandwidth(accelerated: bool) -> float:
     """Bytes per second, read and written, of a copy that is larger than any cache."""
-    nbytes = COPY_BYTES if accelerated else HOST
+    nbytes = COPY_BYTES if accelerated else HOST_READ_BYTES
     return nbytes / copy_seconds(nbytes, accelerated)
 
 
@@ -44,7 +44,7 @@ def read_bandwidth(accelerated: bool) -> float:
     times.
     """
     torch = import_torch()
-    count = (ACCELERATED if accelerated else HOST) // 4
+    count = (ACCELERATOR_READ_BYTES if accelerated else HOST_READ_BYTES) // 4
     x = torch.empty(count, device=torch_device(accelerated)).uniform_()
     rows = x.view(-1, 1 << 14)
     calls = (x.sum, x.max, lambda: rows.sum(1), lambda: torch.dot(x, x))

@@ -34,10 +34,13 @@ from ark.plan.types import Plan
 from ark.runtime.bootstrap import Bootstrap
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-CHAIN, FEW = 32, 8  # length of a chain of dependent collectives, for small and for large sizes
+SMALL_CHAIN_CALLS, LARGE_CHAIN_CALLS = (
+    32,
+    8,
+)  # length of a chain of dependent collectives, for small and for large sizes
 # Sizes in bytes from which the measured chain of collectives is shorter than usual, because
 # planning a chain of the usual length would take minutes.
-LARGE, HUGE = 4 << 20, 64 << 20
+MIN_LARGE_BYTES, MIN_HUGE_BYTES = 4 << 20, 64 << 20
 
 
 @dataclass
@@ -212,10 +215,10 @@ def _chain(key: Key, program: CollectiveProgram) -> int:
     """
     if key.collective not in ("all_reduce", "all_to_all", "broadcast"):
         return 1
-    if key.nbytes >= HUGE:
+    if key.nbytes >= MIN_HUGE_BYTES:
         return 2
     cut = program.chunks > 8 * program.ranks  # many small puts take long to plan
-    return FEW if key.nbytes >= LARGE or cut else CHAIN
+    return LARGE_CHAIN_CALLS if key.nbytes >= MIN_LARGE_BYTES or cut else SMALL_CHAIN_CALLS
 
 
 def _alone(

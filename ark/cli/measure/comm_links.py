@@ -32,14 +32,14 @@ from ark.runtime.bootstrap import Bootstrap
 
 SIZES_BYTES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20)  # bytes of a put
 _SPLIT_PUTS = 8  # a put is also measured as this many smaller ones
-_SMALL, _LARGE = 4 << 10, 1 << 20
+_SMALL_BYTES, _LARGE_BYTES = 4 << 10, 1 << 20
 _ENGINES = (PACKET, THREADS)
 _SWAP, _SUM = Collective.ALL_TO_ALL.value, Collective.ALL_REDUCE.value
 # In the measured exchange, a rank sends half of its tensor and keeps the other half, so the tensor
 # has twice the bytes of a put.
 _PUTS = {(e, n): (_SWAP, 2 * n, e, 1) for e in _ENGINES for n in SIZES_BYTES}
-_MANY_PUTS = {e: (_SWAP, 2 * _SMALL, e, _SPLIT_PUTS) for e in _ENGINES}
-_SUMS = {e: (_SUM, _LARGE, e, 1) for e in _ENGINES}
+_MANY_PUTS = {e: (_SWAP, 2 * _SMALL_BYTES, e, _SPLIT_PUTS) for e in _ENGINES}
+_SUMS = {e: (_SUM, _LARGE_BYTES, e, 1) for e in _ENGINES}
 Asked = tuple[str, int, str, int]  # collective, bytes, engine, pieces
 
 
@@ -107,14 +107,14 @@ def _measured(
     if not lines:
         raise UnsupportedError("no engine can move data between these ranks; see `ark info`")
     quick = min(lines, key=lambda name: lines[name].alpha_us)
-    more = us(_MANY_PUTS[quick]) - us_of[_PUTS[quick, _SMALL]]
+    more = us(_MANY_PUTS[quick]) - us_of[_PUTS[quick, _SMALL_BYTES]]
     wide = max(lines, key=lambda name: lines[name].gbps)
-    moved = lines[wide].alpha_us + _LARGE / lines[wide].gbps / 1e3
+    moved = lines[wide].alpha_us + _LARGE_BYTES / lines[wide].gbps / 1e3
     sums = us(_SUMS[wide]) - moved
     return Pair(
         *pair,
         lines,
         max(0.0, more / (_SPLIT_PUTS - 1)),
         # Bytes per ns of a sum on this rank: per element, it reads two values and writes one.
-        3 * _LARGE / sums / 1e3 if sums > 0 else None,
+        3 * _LARGE_BYTES / sums / 1e3 if sums > 0 else None,
     )

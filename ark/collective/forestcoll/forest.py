@@ -28,7 +28,7 @@ from ark.collective.topology import Topology
 from ark.errors import InternalError, InvalidUsageError, UnsupportedError
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
-_MOST_PACKED = 1 << 21  # limit of ranks times links if trees are packed one by one
+_MAX_RANKS_TIMES_LINKS = 1 << 21  # limit of ranks times links if trees are packed one by one
 _MOST_EDGES = 1 << 21  # limit of edges of all trees together
 _MOST_TREES = 1 << 14
 
@@ -175,7 +175,7 @@ def _weighted(topology: Topology) -> Forest | None:
     requires that the capacity into each node equals the capacity out of it.)
     """
     best = optimal_all_reduce(topology)
-    if best.uniform or len(topology.ranks) * len(topology.links) > _MOST_PACKED:
+    if best.uniform or len(topology.ranks) * len(topology.links) > _MAX_RANKS_TIMES_LINKS:
         return None
     fractions = (*best.weights, *best.gather, *best.reduce)
     units = math.lcm(*(each.denominator for each in fractions))
@@ -231,12 +231,12 @@ def _gathering(
 
 def _check_packable(net: Network) -> None:
     size = net.ranks * len(net.tails)
-    if size > _MOST_PACKED:
+    if size > _MAX_RANKS_TIMES_LINKS:
         raise UnsupportedError(
             f"{net.topology.name} has {net.ranks} ranks and {len(net.tails)} links. Its trees are "
             "not symmetric, so that each must be found separately, which is supported only if "
-            f"ranks times links are at most {_MOST_PACKED}. Try a smaller k, or a network of equal "
-            "boxes; the optimal bandwidth can be computed without the trees."
+            f"ranks times links are at most {_MAX_RANKS_TIMES_LINKS}. Try a smaller k, or a "
+            "network of equal boxes; the optimal bandwidth can be computed without the trees."
         )
 
 

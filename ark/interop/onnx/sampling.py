@@ -16,7 +16,7 @@ from ark.errors import ModelError
 from ark.interop.onnx.values import Call, Value, operator, refuse, shaped
 from ark.ir.dtype import FLOATS
 
-CUBIC = -0.75  # the coefficient of Keys' cubic convolution (1981) in GridSample
+CUBIC_COEFFICIENT = -0.75  # the coefficient of Keys' cubic convolution (1981) in GridSample
 
 
 @operator("GridSample")
@@ -106,11 +106,19 @@ def _weights(x: Any, mode: str) -> list[tuple[Any, Any]]:
         raise ModelError(f"the mode {mode!r} is not one that ONNX has")
 
     def inner(s: Any) -> Any:
-        return ark.add(ark.mul(ark.mul(ark.sub(ark.mul(s, CUBIC + 2), CUBIC + 3), s), s), 1.0)
+        return ark.add(
+            ark.mul(
+                ark.mul(ark.sub(ark.mul(s, CUBIC_COEFFICIENT + 2), CUBIC_COEFFICIENT + 3), s), s
+            ),
+            1.0,
+        )
 
     def outer(s: Any) -> Any:
-        steps = ark.add(ark.mul(ark.sub(ark.mul(s, CUBIC), 5 * CUBIC), s), 8 * CUBIC)
-        return ark.sub(ark.mul(steps, s), 4 * CUBIC)
+        steps = ark.add(
+            ark.mul(ark.sub(ark.mul(s, CUBIC_COEFFICIENT), 5 * CUBIC_COEFFICIENT), s),
+            8 * CUBIC_COEFFICIENT,
+        )
+        return ark.sub(ark.mul(steps, s), 4 * CUBIC_COEFFICIENT)
 
     shares = [outer(ark.add(t, 1.0)), inner(t), inner(u), outer(ark.add(u, 1.0))]
     return [(ark.add(low, float(i - 1)), share) for i, share in enumerate(shares)]

@@ -19,7 +19,7 @@ MAX_SORTED_ELEMENTS = 8192  # a longer row is not sorted as a whole
 MIN_SORTED_RESULTS = 5
 MAX_ROW_PARTS = 1024  # limit of the parts of all rows together
 MIN_SPLIT_ROW_ELEMENTS = 1 << 19  # smaller inputs (all rows together) are not divided
-PARTS, LEAST_PARTS = 512, 8  # most parts of all rows together, fewest parts of one row
+MAX_PARTS, MIN_PARTS_PER_ROW = 512, 8  # most parts of all rows together, fewest parts of one row
 
 
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -133,9 +133,14 @@ def _cumsum(call: Call, x: Value, dim: int, **_: Any) -> Any:
     tensor, axis = cast(x, call.dtype), axis_of(dim, len(x.shape))
     shape = tensor.ir.shape
     n, total = shape[axis], math.prod(shape)
-    most = PARTS * n // total
+    most = MAX_PARTS * n // total
     parts = next((p for p in range(most, most // 2, -1) if n % p == 0), 1)
-    if axis != len(shape) - 1 or total < MIN_SPLIT_ROW_ELEMENTS or most < LEAST_PARTS or parts == 1:
+    if (
+        axis != len(shape) - 1
+        or total < MIN_SPLIT_ROW_ELEMENTS
+        or most < MIN_PARTS_PER_ROW
+        or parts == 1
+    ):
         return ark.cumsum(tensor, axis)
     # If a scan has few long rows, each row is divided into parts that are scanned in parallel. The
     # scan of a part begins with the total of the parts before it.

@@ -9,9 +9,9 @@ import ark
 from ark.interop.torch.values import Call, Value, axes_of, axis_of, cast, floating, operator
 from ark.ops.gradients.products import wide
 
-# Few long rows are divided among processors. LONG: the least number of elements of a long row. FEW:
-# the largest number of rows that is few, so that one row per processor would leave processors idle.
-LONG, FEW = 32768, 64
+# Rows of at least MIN_LONG_ROW_ELEMENTS elements are divided among processors if there are at most
+# MAX_LONG_ROWS of them: one row per processor would leave processors idle.
+MIN_LONG_ROW_ELEMENTS, MAX_LONG_ROWS = 32768, 64
 
 
 @operator("_softmax.default", "softmax.int")
@@ -47,7 +47,9 @@ def _along(tensor: ark.Tensor, axis: int, logarithm: bool) -> ark.Tensor:
     for few long rows, it is computed from a maximum and a sum.
     """
     shape = tensor.shape()
-    if math.prod(shape[axis + 1 :]) > 1 or (shape[axis] >= LONG and math.prod(shape[:axis]) <= FEW):
+    if math.prod(shape[axis + 1 :]) > 1 or (
+        shape[axis] >= MIN_LONG_ROW_ELEMENTS and math.prod(shape[:axis]) <= MAX_LONG_ROWS
+    ):
         return _apart(tensor, axis, logarithm)
     function = ark.log_softmax if logarithm else ark.softmax
     return ark.reshape(function(ark.reshape(tensor, [*shape[:axis], -1])), shape)

@@ -13,7 +13,7 @@ from ark.lower.rewrite.attention_gradients import Backward
 from ark.lower.rewrite.masks import Mask
 from ark.machine import Machine
 from ark.machine.capability import Capability
-from ark.tasks.attention_gradient import WIDEST_HEAD
+from ark.tasks.attention_gradient import MAX_UNIT_HEAD_ELEMENTS
 
 
 @dataclass
@@ -41,7 +41,9 @@ class Recognised:
             return True
         nodes = [n for n in graph.nodes if n.id in set(self.taken)]
         hidden = all(m.form == "added" or m.fill == -math.inf for m in self.weights.masks)
-        fits = hidden and not self.flipped and product.outputs[0].shape[-1] <= WIDEST_HEAD
+        fits = (
+            hidden and not self.flipped and product.outputs[0].shape[-1] <= MAX_UNIT_HEAD_ELEMENTS
+        )
         return fits and backward.belongs(product, tensors, self.scale, nodes)
 
 

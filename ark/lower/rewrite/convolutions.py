@@ -27,12 +27,12 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES
 UNALIGNED_SHARE = 1 / 16
 
 # Without matrix units, channels of a grouped convolution are moved to the last dimension if the
-# numbers of channels and of outputs of a group are multiples of LEAST_OF_A_GROUP and at most
-# MOST_OF_A_GROUP.
-LEAST_OF_A_GROUP, MOST_OF_A_GROUP = 4, 32
+# numbers of channels and of outputs of a group are multiples of MIN_GROUP_CHANNELS and at most
+# MAX_GROUP_CHANNELS.
+MIN_GROUP_CHANNELS, MAX_GROUP_CHANNELS = 4, 32
 # With matrix units, the channels are moved if both numbers are multiples of a vector's length and
-# at most MOST_IN_UNITS.
-MOST_IN_UNITS = 64
+# at most MAX_UNIT_GROUP_CHANNELS.
+MAX_UNIT_GROUP_CHANNELS = 64
 
 # Windows of a 16-bit image with at most MOST_CHANNELS_IN_PLACE channels are read from the image in
 # place, as groups on matrix units, if they have at most MOST_TAPS_IN_PLACE elements (taps). Box
@@ -156,9 +156,13 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
         if depthwise and plane:
             return Convolution(windows, product, numbers, source, depthwise=True)
         units = table.dtype.itemsize == 2 and rows % alignment == channels % alignment == 0
-        most = MOST_IN_UNITS if units and machine.has(Capability.MMA_SYNC) else MOST_OF_A_GROUP
+        most = (
+            MAX_UNIT_GROUP_CHANNELS
+            if units and machine.has(Capability.MMA_SYNC)
+            else MAX_GROUP_CHANNELS
+        )
         few = windows is not None and max(rows, channels) <= most
-        even = rows % LEAST_OF_A_GROUP == 0 and channels % LEAST_OF_A_GROUP == 0
+        even = rows % MIN_GROUP_CHANNELS == 0 and channels % MIN_GROUP_CHANNELS == 0
         sizes = groups * channels, groups * rows
         if not (few and even and plane and all(n % alignment == 0 for n in sizes)):
             return None
@@ -177,7 +181,7 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if not boxes or windows is None:
         return None
     if not window_cuts(shape, depth, size, machine):
-        few = channels <= MOST_OF_A_GROUP and len(numbers["size"]) == 2
+        few = channels <= MAX_GROUP_CHANNELS and len(numbers["size"]) == 2
         return Convolution(windows, product, numbers, source, few=True) if few else None
     taps = math.prod(numbers["size"])
     units = size == 2 and machine.has(Capability.MMA_SYNC) and channels <= MOST_CHANNELS_IN_PLACE

@@ -31,7 +31,7 @@ from ark.tasks import expression
 from ark.tasks.expert_epilogue import MAX_SLOTS
 from ark.tasks.experts import takes_softmax
 
-MOST_EACH = 4  # the most tables, and the most scores, of an epilogue
+MAX_EPILOGUE_TABLES = 4  # the most tables, and the most scores, of an epilogue
 
 
 def fuse_experts(graph: Graph, context: Context) -> Graph:
@@ -117,7 +117,7 @@ def _finished(node: Node, makers: Sequence[Node]) -> Node | None:
             return None
     tree = expression_of(node)
     leaves = [t.id for t in (*sums, *tables, *scores)]
-    fits = out.dtype in FLOATS and max(len(tables), len(scores)) <= MOST_EACH
+    fits = out.dtype in FLOATS and max(len(tables), len(scores)) <= MAX_EPILOGUE_TABLES
     if not fits or expression.places(tree) or any(t.dtype not in FLOATS for t in sums):
         return None
     given = ExpertLinearAttributes(

@@ -23,7 +23,7 @@ from ark.tasks.row_fusion import MAX_ROW_ELEMENTS, MAX_STAGES
 MIN_ROW_ELEMENTS = 64  # with fewer elements, a warp's lanes would be idle
 MIN_SUMS = 2  # ark.lower.rewrite.fuse_reduction_terms fuses a single sum with its term
 STAGES_PER_NODE = 7  # at most
-MAX_WAITING = 8  # nodes that are moved behind a fused node because they read its results
+MAX_MOVED_NODES = 8  # nodes that are moved behind a fused node because they read its results
 MAX_WIDE_INPUTS = 6  # rows of more tensors would not fit into registers
 Key = tuple[int, int, int]  # a box of memory: buffer, first element, number of elements
 
@@ -65,7 +65,7 @@ def fuse_rows(graph: Graph, context: Context) -> Graph:
         added = not node.virtual and not waits and not alone and rows.add(node)
         if not added and not node.virtual and (waits or rows.meets(node)):
             small = is_elementwise(node) or node.type in ("reduce_sum", "reduce_mean")
-            if small and len(later) < MAX_WAITING and not _sums(node):
+            if small and len(later) < MAX_MOVED_NODES and not _sums(node):
                 later.append(len(nodes))
             else:
                 end()

@@ -18,7 +18,7 @@ from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.machine import Machine
 from ark.plan.types import BOX_ALIGNMENT_BYTES
 
-MAX_GROWTH = 6  # rows grow by at most one part in this many
+COLUMNS_PER_ADDED_ONE = 6  # rows grow by at most one part in this many
 ANY_PITCH = frozenset(
     {
         "fusion",
@@ -123,7 +123,7 @@ def _odd(tensors: Sequence[Tensor]) -> bool:
     columns, wanted = first.extents[-1], pitch(first)
     return (
         columns < wanted
-        and (wanted - columns) * MAX_GROWTH <= columns
+        and (wanted - columns) * COLUMNS_PER_ADDED_ONE <= columns
         and math.prod(first.extents) > columns
         and not first.dtype.packed
         and all(

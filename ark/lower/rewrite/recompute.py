@@ -28,9 +28,9 @@ from ark.machine import Machine
 from ark.plan import memory
 from ark.tasks.custom import CUSTOM
 
-MAX_SEGMENT = 16
+MAX_SEGMENT_OPS = 16
 """Most ops that are recomputed for one value."""
-MAX_STALLED = 200
+MAX_STALLED_STEPS = 200
 """The search ends after this many consecutive recomputations that do not reduce the bytes that are
 alive at once. A single recomputation may not reduce them, because several positions may have
 equally many bytes alive.
@@ -51,7 +51,7 @@ def recompute(graph: Graph, context: Context) -> Graph:
         if size < least:
             least, smallest = size, program
         best = program.best()
-        if best is None or stalled == MAX_STALLED:
+        if best is None or stalled == MAX_STALLED_STEPS:
             reached = smallest.bytes(smallest.most)
             raise PlanError(
                 f"activation_bytes={limit} is too small for this program: recomputation reaches "
@@ -134,7 +134,7 @@ class _Program:
         kept, waiting = 0, [buffer]
         while waiting:
             at = self._writer(waiting.pop(), place)
-            if at is None or len(repeated) == MAX_SEGMENT:
+            if at is None or len(repeated) == MAX_SEGMENT_OPS:
                 return None
             if at in repeated:
                 continue

@@ -21,7 +21,7 @@ from ark.parallel.layout.moves import Step, groups, moved, moves, operation, rin
 from ark.parallel.layout.types import Layout, layouts
 
 MOST_LAYOUTS = 20_000
-AT_A_TIME = 16  # source layouts per round; so few that arrays stay in the cache
+LAYOUTS_PER_ROUND = 16  # source layouts per round; so few that arrays stay in the cache
 FAR = np.int64(1) << 62
 COST_PER_VOLUME = 64  # cost of a unit of volume; a step costs 1, so the shorter of equal paths wins
 
@@ -96,7 +96,9 @@ def table(shape: Sequence[int], devices: int) -> Table:
     """
     graph = _Moves(shape, devices)
     count = len(graph.layouts)
-    parts = [range(at, min(at + AT_A_TIME, count)) for at in range(0, count, AT_A_TIME)]
+    parts = [
+        range(at, min(at + LAYOUTS_PER_ROUND, count)) for at in range(0, count, LAYOUTS_PER_ROUND)
+    ]
     distances = np.concatenate([graph.distances(part) for part in parts], axis=1)
     return Table(tuple(graph.layouts), distances.T // COST_PER_VOLUME * float(graph.unit))
 

@@ -20,8 +20,8 @@ MOST_DEVICES = 256
 MOST_BLOCKS = 256
 
 Span = Annotated[int, Meta(ge=1, le=1 << 20)]
-MOST_MEMORY = 1 << 40
-Memory = Annotated[int, Meta(ge=-MOST_MEMORY, le=MOST_MEMORY)]
+MAX_MEMORY_UNITS = 1 << 40
+Memory = Annotated[int, Meta(ge=-MAX_MEMORY_UNITS, le=MAX_MEMORY_UNITS)]
 Device = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 
 
@@ -140,10 +140,10 @@ def limits(placement: Placement, memory: int | Sequence[int]) -> tuple[int, ...]
     """
     given = [memory] * placement.devices if isinstance(memory, int) else list(memory)
     if len(given) != placement.devices or any(
-        not isinstance(m, int) or not 0 <= m <= MOST_MEMORY for m in given
+        not isinstance(m, int) or not 0 <= m <= MAX_MEMORY_UNITS for m in given
     ):
         raise InvalidUsageError(
             f"memory={memory!r:.80} is not valid; give a whole number of at least 0 and at most "
-            f"{MOST_MEMORY}, or one for each of the {placement.devices} devices"
+            f"{MAX_MEMORY_UNITS}, or one for each of the {placement.devices} devices"
         )
     return tuple(given)

@@ -99,7 +99,7 @@ class CudaDevice:
         # which it shares with no other memory.
         size = max(nbytes, 256)
         if kind == "symmetric":
-            size = -(-size // peer.PAGE) * peer.PAGE
+            size = -(-size // peer.PAGE_BYTES) * peer.PAGE_BYTES
         with current(self.context):
             code, address = cu.cuMemAlloc(size)
             if code == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY and self._returned.force():

@@ -10,7 +10,7 @@ from importlib import resources
 
 from ark.backend.codegen.dialect import Dialect
 from ark_cuda.tasks import BODIES, matrix_ring
-from ark_cuda.tasks.stages import SLABS
+from ark_cuda.tasks.stages import SLABS_BYTES
 
 # A kernel with more bodies (device functions of tasks) than this is compiled in several programs.
 # In one program, a body's registers and stack frame would depend on all callers in the kernel, and
@@ -39,7 +39,7 @@ def dialect(arch: str) -> Dialect:
         stream="".join(map(_text, ("barriers.h", "growth.h", "ring.h", "stream.h"))),
         roles=_text("roles.h"),
         loader=matrix_ring.loader,
-        unstaged=SLABS,
+        unstaged=SLABS_BYTES,
         joint_bodies=MAX_JOINT_BODIES,
         joint_products=MAX_JOINT_PRODUCTS,
         apart=APART,

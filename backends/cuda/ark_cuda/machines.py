@@ -19,7 +19,7 @@ from ark.machine.costs import BoxCosts, Costs
 from ark.machine.tiles import BoxTiles
 from ark.machine.variant import COMMUNICATE, COMPUTE, LOAD, MOVE, Role, Variant, block
 
-GIB = 1 << 30
+BYTES_PER_GIB = 1 << 30
 STAGE_BYTES = 16384
 BLOCK_WARPS = 16
 ROLE_WARPS = 12  # computing warps of the variant `roles`; one more if shared memory suffices
@@ -33,7 +33,7 @@ FEW_ROWS, ROOMY_WARPS = 4, 12
 ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
 # Elements of an input row that a thread keeps in registers. A thread has 96 registers if the block
 # has 17 warps.
-ROW_SLICE = 32
+ROW_SLICE_ELEMENTS = 32
 # Bytes of shared memory that the planner may not use. They hold the loop's task records and the
 # static variables, which lie before `ark_shared` (its address is a multiple of 1024).
 RESERVED = 1024 + LOOP_BYTES
@@ -195,7 +195,7 @@ def _variants(slots: int, in_flight: int, warpgroups: bool) -> tuple[Variant, ..
         "stages": slots,
         "stage_bytes": STAGE_BYTES,
         "in_flight": in_flight,
-        "row_slice": ROW_SLICE,
+        "row_slice": ROW_SLICE_ELEMENTS,
     }
     variants = (block(BLOCK_WARPS, 1, **ring),)
     if slots < ROLE_WARPS:
@@ -239,7 +239,7 @@ def _machine(
         lanes=32,
         shared_bytes=shared_kib * 1024 - RESERVED,
         variants=variants,
-        memory_bytes=memory_gib * GIB,
+        memory_bytes=memory_gib * BYTES_PER_GIB,
         bandwidth_gbps=gbps,
         tflops=tflops,
         costs=_costs(name, processors, gbps),

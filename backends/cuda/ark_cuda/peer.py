@@ -17,7 +17,7 @@ from typing import Any
 from ark.errors import SystemError
 from ark_cuda.driver import check, cu, fill_struct, struct_bytes, words
 
-PAGE = 2 << 20
+PAGE_BYTES = 2 << 20
 # The fields of an exported memory handle: magic, process, device number, device UUID, address,
 # bytes, IPC handle.
 _LAYOUT = struct.Struct("<8s16sI16sQQ64s")

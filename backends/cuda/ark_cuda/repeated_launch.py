@@ -20,7 +20,7 @@ from ark_cuda.driver import check, cu, current
 from ark_cuda.launches import CudaLaunch, Events, Program, dimensions
 
 FUNCTIONS = ("cuCtxGetCurrent", "cuLaunchCooperativeKernel", "cuEventRecord")
-OTHER = -1  # of repeated_launch.cpp
+OTHER_CONTEXT_CODE = -1  # OTHER of repeated_launch.cpp: another context is current
 
 
 class CudaRepeatedLaunch(CudaLaunch):
@@ -57,7 +57,7 @@ class CudaRepeatedLaunch(CudaLaunch):
             code = self._quick(stream)
             if code == 0:
                 return
-            if code != OTHER:
+            if code != OTHER_CONTEXT_CODE:
                 check((cu.CUresult(code),), self._doing)
         self._launch(stream)
 

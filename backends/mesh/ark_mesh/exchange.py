@@ -19,7 +19,7 @@ from ark.plan import kind as kinds
 from ark.plan.boxes import Boxes, Templates
 from ark.plan.types import INITIAL, Plan, PlanTensor, Task
 
-HOST = -1  # the last writer of an item that this iteration has not written
+HOST_WRITER = -1  # the last writer of an item that this iteration has not written
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +223,7 @@ class Exchange:
             first = int(max(first, items.wrote[at].max(), items.read[at].max()))
             first = first if append_only else int(max(first, items.late[at].max()))
         source = items.source[at]
-        missing = (source != HOST) & (items.holders[at] & _bit(core) == 0)
+        missing = (source != HOST_WRITER) & (items.holders[at] & _bit(core) == 0)
         messages: list[Message] = []
         if missing.any():
             first = max(first, int(items.wrote[at][missing].max()) + 1)
@@ -248,7 +248,7 @@ class Exchange:
         self.windows[core][buffer] = low, high
         if items is None:
             return
-        untouched = at[items.source[at] == HOST]
+        untouched = at[items.source[at] == HOST_WRITER]
         if buffer in self._lasting:
             items.homes[untouched] |= _bit(core)
         if not write:
@@ -271,7 +271,7 @@ class Exchange:
         last: list[Message] = []
         for buffer, (source, holders, appended) in end.items():
             items = self._items[buffer]
-            for origin in np.unique(source[source != HOST]).tolist():
+            for origin in np.unique(source[source != HOST_WRITER]).tolist():
                 theirs = np.flatnonzero(source == origin)
                 wanted = items.homes[theirs] & ~holders[theirs]
                 for home in _cores(wanted):

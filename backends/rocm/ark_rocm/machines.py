@@ -79,7 +79,7 @@ ARCHS = {
 BLOCK_WARPS = 8
 CACHE_LINE_BYTES = 128  # bytes of a line of the second-level cache, which CDNA and RDNA 3 share
 STAGE_BYTES = 4096  # weights are read in place, and divided among tasks by stages of this size
-UNDER_WAY = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
+STAGES_IN_FLIGHT = 32  # stages in flight in a block that waits (tasks/linear_matrix.h)
 TILE = (128, 128)  # of a matmul; two steps of both operands need 40 KB of shared memory
 # Rows of an attention tile, by kind of matrix unit. Each of the 8 waves computes as many rows as a
 # block of the matrix unit has.
@@ -178,7 +178,7 @@ def machine(name: str, model: Model) -> Machine:
         processors=model.processors,
         lanes=arch.lanes,
         shared_bytes=arch.lds - RESERVED,
-        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=UNDER_WAY),),
+        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=STAGES_IN_FLIGHT),),
         memory_bytes=model.memory_gib << 30,
         bandwidth_gbps=model.bandwidth_gbps,
         tflops=model.tflops,
@@ -209,6 +209,7 @@ def opened(
         like,
         processors=processors,
         shared_bytes=shared_bytes - RESERVED,
+        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=STAGES_IN_FLIGHT),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,

@@ -55,7 +55,7 @@ def test_a_tile_fits_into_shared_memory_and_registers(name: str, seed: int) -> N
         needed = depthwise_form.shared_bytes(window, tile, (rows, columns), itemsize)
         assert needed <= model.shared_bytes - model.ring_bytes
         wide = (columns - 1) * window.stride[1] + (window.size[1] - 1) * window.dilation[1] + 1
-        assert 2 * (rows * columns + wide) <= depthwise_form.MAX_HELD
+        assert 2 * (rows * columns + wide) <= depthwise_form.MAX_HELD_ELEMENTS
 
 
 def test_every_processor_gets_about_the_same_work() -> None:

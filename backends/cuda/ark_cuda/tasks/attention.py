@@ -26,12 +26,12 @@ from ark.tasks.attention import (
 )
 from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import attention_boxed, inline
-from ark_cuda.tasks.stages import SCRATCH
+from ark_cuda.tasks.stages import SCRATCH_BYTES
 
 STAGED = ("mma.h", "attention_staged.h", "attention_stream.h")  # headers
 BOXED = ("mma.h", "attention_staged.h", "attention_boxed_sums.h", "attention_boxed.h")
-MAX_STAGED = 64  # the most positions of a stage; a warp's registers hold their scores
-MAX_GROUP = 8  # the most query heads of a key/value head; registers hold their sums
+MAX_STAGE_POSITIONS = 64  # the most positions of a stage; a warp's registers hold their scores
+MAX_GROUP_HEADS = 8  # the most query heads of a key/value head; registers hold their sums
 
 
 def _shape(sig: Signature) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def _warps(sig: Signature, machine: Machine) -> int:
         return 0
     piece = 16 // sig.operands[1].itemsize
     lanes, rest = divmod(width, piece)
-    if rest or lanes not in (1, 2, 4, 8, 16, 32) or group > MAX_GROUP:
+    if rest or lanes not in (1, 2, 4, 8, 16, 32) or group > MAX_GROUP_HEADS:
         return 0
     warps = machine.warps
     while warps and _bytes(sig, warps) > machine.task_bytes:
@@ -74,8 +74,8 @@ def _staged(sig: Signature, machine: Machine) -> int:
     taken = (
         inline.leads(machine)
         and rows % 8 == 0
-        and rows <= MAX_STAGED
-        and group <= MAX_GROUP
+        and rows <= MAX_STAGE_POSITIONS
+        and group <= MAX_GROUP_HEADS
         and sig.read(AttentionParams).shares == 1
         and width in (32, 64, 128)
         and sig.operands[1].dtype in ("fp16", "bf16")
@@ -84,8 +84,9 @@ def _staged(sig: Signature, machine: Machine) -> int:
         raise PlanError(
             f"the plan's attention reads {rows} cache positions per stage of the operand ring, for "
             f"{group} query heads of {width} elements ({sig.operands[1].dtype}); this backend "
-            f"supports it under the variant roles, for a multiple of 8 up to {MAX_STAGED} "
-            f"positions, at most {MAX_GROUP} query heads, and 32, 64 or 128 elements (fp16, bf16)"
+            f"supports it under the variant roles, for a multiple of 8 up to {MAX_STAGE_POSITIONS} "
+            f"positions, at most {MAX_GROUP_HEADS} query heads, and 32, 64 or 128 elements "
+            "(fp16, bf16)"
         )
     return rows
 
@@ -170,7 +171,7 @@ class Boxed(_Cached):
         return attention_boxed.rows(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return SCRATCH
+        return SCRATCH_BYTES
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         return inline.inlined(name, _call(sig, self.callee, (), staged=True), machine)

@@ -12,11 +12,11 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks.attention import AttentionParams
-from ark_cuda.tasks.stages import SLABS
+from ark_cuda.tasks.stages import SLABS_BYTES
 
 KINDS = ("attention", "paged_attention")
-MAX_GROUP = 8  # the most query heads of a key/value head: matrix units take them at once
-MAX_SHARERS = 4  # the most warps that share a stage
+MAX_GROUP_HEADS = 8  # the most query heads of a key/value head: matrix units take them at once
+MAX_SHARING_WARPS = 4  # the most warps that share a stage
 PRODUCT_POSITIONS = 8  # positions that one matrix instruction multiplies
 MAX_PARTS = 4  # the most partial results in shared memory if two warps share one
 
@@ -31,12 +31,12 @@ def rows(sig: Signature, machine: Machine) -> int:
     taken = (
         p.streamed > 0
         and p.shares == 1
-        and p.streamed % (MAX_SHARERS * PRODUCT_POSITIONS) == 0
-        and p.heads // p.kv_heads <= MAX_GROUP
+        and p.streamed % (MAX_SHARING_WARPS * PRODUCT_POSITIONS) == 0
+        and p.heads // p.kv_heads <= MAX_GROUP_HEADS
         and p.head_dim in (32, 64, 128)
         and cache.dtype in ("fp16", "bf16")
     )
-    return p.streamed if taken and _nbytes(sig) <= SLABS else 0
+    return p.streamed if taken and _nbytes(sig) <= SLABS_BYTES else 0
 
 
 def _nbytes(sig: Signature) -> int:

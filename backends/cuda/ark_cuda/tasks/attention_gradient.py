@@ -11,7 +11,7 @@ from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_gradient import (
-    WIDEST_HEAD,
+    MAX_UNIT_HEAD_ELEMENTS,
     AttentionGradientParams,
     given,
     outputs,
@@ -22,7 +22,8 @@ from ark_cuda.tasks import inline
 from ark_cuda.tasks.attention_units import SHARED_ROW_BYTES, SLAB_ROWS, TYPES
 
 COLUMNS, PART, SLOTS = 64, 32, 3  # rows of a block, those multiplied at once, blocks in memory
-WIDEST_JOINED = 64  # elements of a head: with more, sums of keys and of values need two passes
+# Elements of a head: with more, sums of keys and of values need two passes.
+MAX_JOINED_HEAD_ELEMENTS = 64
 STATISTICS_BYTES = 8  # of a query
 
 
@@ -41,7 +42,7 @@ class Units(Body):
             and len(kinds) == 1
             and kinds <= set(TYPES)
             and p.head_dim % 8 == 0
-            and p.head_dim <= WIDEST_HEAD
+            and p.head_dim <= MAX_UNIT_HEAD_ELEMENTS
             and p.rows <= SLAB_ROWS * machine.warps
             and p.scale > 0.0
             and all(s % 8 == 0 for o in whole for s in o.strides[:-1])
@@ -68,7 +69,7 @@ class Units(Body):
         """
         p = sig.read(AttentionGradientParams)
         width, rows = p.head_dim, SLAB_ROWS * machine.warps
-        keys, joined = (str(flag).lower() for flag in (p.keys, width <= WIDEST_JOINED))
+        keys, joined = (str(flag).lower() for flag in (p.keys, width <= MAX_JOINED_HEAD_ELEMENTS))
         sizes = (sig.operands[0].ctype, width, keys, rows, COLUMNS, PART, SLOTS, joined)
         units = f"ArkGradientUnits<{', '.join(map(str, sizes))}>"
         scale, *operands = given(sig)

@@ -13,7 +13,7 @@ from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.attention_tiles import AttentionTilesParams, given, logarithms, shape
 from ark_cuda.tasks import attention_units, wgmma
-from ark_cuda.tasks.stages import SCRATCH
+from ark_cuda.tasks.stages import SCRATCH_BYTES
 
 TILE_ROWS = 128
 _LAYOUTS = {64: (128, 2), 128: (128, 2), 192: (64, 2), 256: (64, 1)}
@@ -100,7 +100,7 @@ class Warpgroups(attention_units.TileBody):
         )
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return SCRATCH
+        return SCRATCH_BYTES
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         """The source of the function that the computing warps run."""

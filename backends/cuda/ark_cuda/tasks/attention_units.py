@@ -30,7 +30,7 @@ TYPES = ("bf16", "fp16")
 SLAB_ROWS = 16  # rows of queries that a warp multiplies at once
 SHARED_ROW_BYTES = 128  # bytes: a row in shared memory is padded to a multiple of it
 OTHER_REGISTERS = 32  # registers of a thread for other values than sums and scores
-FEW_KEYS = 48  # keys of a block; with fewer, shared memory is read too often
+MIN_BLOCK_KEYS = 48  # keys of a block; with fewer, shared memory is read too often
 TEAMS, KEYS, SLOTS = (1, 2, 4), (64, 48, 32), (4, 3, 2)
 _MULTIPROCESSOR_REGISTERS = 65536  # registers of a multiprocessor
 STRIP_BYTES = 64  # bytes of an ArkAttentionStrip; with several crews, each has two of them
@@ -154,7 +154,7 @@ def _worth(layout: Layout, rows: int, context: int, turns: int) -> tuple[float, 
         -chain,
         layout.warps * share * seen * turns / (own * layout.crews),
         layout.slabs,
-        min(layout.keys, FEW_KEYS),
+        min(layout.keys, MIN_BLOCK_KEYS),
         -layout.team,
         layout.keys,
         layout.slots,

@@ -20,18 +20,18 @@ from ark.tasks.matmul_text import finish, outputs
 from ark.tasks.matmul_thin import served
 from ark_cuda.tasks.matmul_body import MatmulBody
 
-LEAST_WORK = 1 << 24  # the fewest multiplications for which stages pay off
+MIN_MULTIPLICATIONS = 1 << 24  # the fewest multiplications for which stages pay off
 LEAST_ROWS, LEAST_COLUMNS, LEAST_DEPTH = 9, 32, 16
 MOST_THREADS = 512  # a thread may then have 128 registers
 VECTOR_ELEMENTS = 4  # neighbouring results that a thread computes
 EXCHANGED_SUMS = 8  # sums of a thread that slices exchange at once
 # For each number of tf32 products per fp32 product: the most elements of a tile that one warp
 # computes, so that their sums fit in registers.
-MOST_PART = {1: 2048, 3: 1024}
+MAX_WARP_ELEMENTS = {1: 2048, 3: 1024}
 UNIT_DEPTHS = (64, 32, 16)  # elements along k in a stage on matrix units
 # The last stage may be partly empty, more so if stages are deep. A depth is used only if all stages
 # together have at most this many times the elements along k of stages of the smallest depth.
-MOST_BEYOND = 1.125
+MAX_PADDED_K_RATIO = 1.125
 LEAST_STAGES, MOST_STAGES = 4, 8  # number of stages, if shared memory suffices
 
 
@@ -90,7 +90,7 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
         return None
     threads = machine.warps * machine.lanes
     work = math.prod(sig.operands[2].shape[:-2]) * m * n * k
-    if threads > MOST_THREADS or threads & (threads - 1) or work < LEAST_WORK:
+    if threads > MOST_THREADS or threads & (threads - 1) or work < MIN_MULTIPLICATIONS:
         return None
     if machine.variant.name != "block" or not machine.has(Capability.MMA_SYNC):
         return None
@@ -134,13 +134,13 @@ def _units(
         for down in (1 << i for i in range(warps.bit_length()))
         if high % (16 * down) == 0 and wide % (8 * (warps // down)) == 0
     ]
-    parts = [p for p in parts if p[0] * p[1] <= MOST_PART[terms]]
+    parts = [p for p in parts if p[0] * p[1] <= MAX_WARP_ELEMENTS[terms]]
     if not parts:
         return None
     warp_rows, warp_columns = min(parts, key=lambda p: (p[0] + p[1], p[0]))
     k = dims(sig)[2]
     least = -(-k // UNIT_DEPTHS[-1]) * UNIT_DEPTHS[-1]
-    for depth in (d for d in UNIT_DEPTHS if -(-k // d) * d <= MOST_BEYOND * least):
+    for depth in (d for d in UNIT_DEPTHS if -(-k // d) * d <= MAX_PADDED_K_RATIO * least):
         stages = min(MOST_STAGES, room // _stage(sig, tile, depth))
         if stages >= LEAST_STAGES or (stages > 1 and depth == UNIT_DEPTHS[-1]):
             return _Units(high, wide, warp_rows, warp_columns, terms, depth, stages)

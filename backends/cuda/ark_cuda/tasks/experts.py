@@ -14,12 +14,13 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.expert_epilogue import MAX_SLOTS, constants, declared, weight_operands
-from ark.tasks.experts import HEADERS, MAX_TOTALS, outputs_of_task, share_of
+from ark.tasks.experts import HEADERS, MAX_TOTAL_RESULTS, outputs_of_task, share_of
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
 PIECE_BYTES = 16
-MAX_HELD = 6  # pieces of a step that a lane holds, each in 4 registers, beside the next step's
+# Pieces of a step that a lane holds, each in 4 registers, beside the next step's.
+MAX_HELD_PIECES = 6
 WARP_LANES = 32
 
 
@@ -58,7 +59,7 @@ class Ahead(Body):
             and given.dtype == "fp32"
             and given.strides[-1] == 1
             and all(stride % 2 == 0 for stride in given.strides[:-1])
-            and (not constants(sig)[1] or outputs_of_task(sig, machine) <= MAX_TOTALS)
+            and (not constants(sig)[1] or outputs_of_task(sig, machine) <= MAX_TOTAL_RESULTS)
             and self.scratch(sig, machine) <= machine.task_bytes
         )
 
@@ -69,13 +70,13 @@ class Ahead(Body):
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         """Bytes of shared memory for an input row, totals and the numbers of the experts."""
-        return 4 * (_each(sig) * WARP_LANES * _codes(sig) + MAX_TOTALS + MAX_SLOTS)
+        return 4 * (_each(sig) * WARP_LANES * _codes(sig) + MAX_TOTAL_RESULTS + MAX_SLOTS)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
         weights, total = constants(sig)
         outputs = 1 if weights > 1 else 2
-        parts = -(-_each(sig) // (MAX_HELD // (weights * outputs)))
+        parts = -(-_each(sig) // (MAX_HELD_PIECES // (weights * outputs)))
         row = weight.ctype
         if not isinstance(by_name(weight.dtype), RowType):
             row = f"ArkFloatRow<{row}, {weight.shape[2]}>"

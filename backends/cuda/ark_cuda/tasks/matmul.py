@@ -22,7 +22,7 @@ from ark.tasks.matmul_text import matrix_tiles, outputs, tile_place
 from ark.tasks.matmul_thin import served
 from ark_cuda.tasks import products
 from ark_cuda.tasks.matmul_body import MatmulBody
-from ark_cuda.tasks.stages import SCRATCH
+from ark_cuda.tasks.stages import SCRATCH_BYTES
 
 _MIN_ROWS = 9
 _PAIRS = (("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"))
@@ -98,7 +98,7 @@ class Warpgroups(MatmulBody):
         return products.serves(sig, machine)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return SCRATCH
+        return SCRATCH_BYTES
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
         return products.maps(sig, machine)

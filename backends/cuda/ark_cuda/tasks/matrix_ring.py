@@ -14,7 +14,7 @@ from ark.machine.capability import Capability
 from ark.machine.variant import COMPUTE, LOAD, MOVE
 from ark.plan.kind import Signature
 from ark_cuda.tasks import attention_boxed, products
-from ark_cuda.tasks.stages import ROOM, SLABS
+from ark_cuda.tasks.stages import SLABS_BYTES, STAGES_BYTES
 
 MOST_STAGES = 16
 PREFETCH_PERIOD_STAGES = 4  # stages that memory delivers between two prefetches
@@ -27,13 +27,13 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     """
     stage = max(
         (products.stage_bytes(s) for s in signatures if products.multiplies(s, machine)),
-        default=ROOM // 4,
+        default=STAGES_BYTES // 4,
     )
     if any(s.kind == "attention_tiles" for s in signatures):
-        stage = ROOM // 4  # four stages fit beside the queries of attention
+        stage = STAGES_BYTES // 4  # four stages fit beside the queries of attention
     boxed = [attention_boxed.stage(s, machine) for s in signatures]
     stage = max(stage, *boxed, 0)
-    stages = min(MOST_STAGES, ROOM // stage)
+    stages = min(MOST_STAGES, STAGES_BYTES // stage)
     halved = (
         products.multiplies(s, machine) and products.height(s) == products.HEIGHTS[0]
         for s in signatures
@@ -53,7 +53,7 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
         f"{files.joinpath('growth.h').read_text()}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
-        f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS}u;\n"
+        f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS_BYTES}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_AHEAD = {MAX_PREFETCHED_STAGES if ahead else 0}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_PACE = {PREFETCH_PERIOD_STAGES}u;\n"
         f"constexpr int ARK_LOAD_REGISTERS = {machine.variant.registers(LOAD)};\n"

@@ -18,7 +18,7 @@ from ark.tasks.matmul_params import MatmulParams
 from ark_cuda.tasks.wgmma import HALVES
 
 TYPES = (*HALVES, "fp32")
-MOST_HELD = 32  # registers for 64 columns of the operands with a single row
+MAX_HELD_REGISTERS = 32  # registers for 64 columns of the operands with a single row
 # The loop that stores a tile is unrolled MOST_ROUNDS times if the expression has at most
 # MOST_UNROLLED nodes.
 MOST_UNROLLED, MOST_ROUNDS = 8, 4
@@ -60,7 +60,10 @@ def store(sig: Signature, wide: int) -> Store | None:
         return None
     if any(text.pad4(sig.operands[i].shape, 1)[2] > 1 for i in beside):
         return None
-    if sum(sig.operands[i].itemsize * 2 * PAIRS_IN_64_COLUMNS // 4 for i in beside) > MOST_HELD:
+    if (
+        sum(sig.operands[i].itemsize * 2 * PAIRS_IN_64_COLUMNS // 4 for i in beside)
+        > MAX_HELD_REGISTERS
+    ):
         return None
     bits = text.addresses(sig, stored)
     start = text.offset(sig, 2, place_names(sig, "m0", "left0"))

@@ -23,7 +23,7 @@ from ark.tasks.matmul_text import outputs
 from ark_cuda.tasks import code_products, halves, pairs, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
-from ark_cuda.tasks.stages import ROOM
+from ark_cuda.tasks.stages import STAGES_BYTES
 from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
@@ -157,7 +157,7 @@ def _lines(sig: Signature) -> int:
         return 1
     counts = part // deep, (k % part or part) // deep
     for lines, stages in DEEPER:
-        fits = lines * _line_bytes(sig) <= ROOM // stages
+        fits = lines * _line_bytes(sig) <= STAGES_BYTES // stages
         if fits and all(n % lines == 0 for n in counts):
             return lines
     return 1

@@ -28,14 +28,13 @@ from ark.tasks.row_norm import (
 from ark_cuda.tasks import inline
 
 STAGE_BYTES = 128 << 10  # of rows in shared memory; the L1 cache gets the rest
-LEAST, MOST = 2, 8  # rows in shared memory per team
-MOST_HELD = (
-    2 * MAX_REGISTER_ELEMENTS
-)  # the most elements of a row per thread if the op has no weights, which need registers too
-LEAST_HELD = 16  # elements of a row per thread; row_norm.h takes several shorter rows at once
-MIN_CLAIMED_ITEMSIZE = (
-    4  # bytes of an element; rows of smaller ones are as fast or faster in registers
-)
+MIN_ROWS_AHEAD, MAX_ROWS_AHEAD = 2, 8  # rows in shared memory per team
+# The most elements of a row per thread if the op has no weights, which need registers too.
+MAX_HELD_ELEMENTS = 2 * MAX_REGISTER_ELEMENTS
+# Elements of a row per thread; row_norm.h takes several shorter rows at once.
+MIN_HELD_ELEMENTS = 16
+# Bytes of an element; rows of smaller ones are as fast or faster in registers.
+MIN_CLAIMED_ITEMSIZE = 4
 BARRIER_BYTES = 1024  # bytes
 
 
@@ -56,13 +55,18 @@ def _shape(sig: Signature, machine: Machine) -> tuple[int, int, int, int] | None
     room = machine.task_bytes - folds(machine) - BARRIER_BYTES
     for team in (t for t in (1, 2, 4, 8, 16) if warps % t == 0):
         each = math.ceil(columns / (vector * machine.lanes * team))
-        most = MOST_HELD if long and len(sig.operands) == 2 else MAX_REGISTER_ELEMENTS
+        most = MAX_HELD_ELEMENTS if long and len(sig.operands) == 2 else MAX_REGISTER_ELEMENTS
         if each * vector > most:
             continue
         teams = warps // team
-        ahead = min(MOST, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
-        enough = ahead >= (1 if long else LEAST) and sig.read(RowNormParams).rows >= LEAST * teams
-        return (vector, each, team, ahead) if enough and each * vector >= LEAST_HELD else None
+        ahead = min(MAX_ROWS_AHEAD, min(room, STAGE_BYTES) // (teams * columns * first.itemsize))
+        enough = (
+            ahead >= (1 if long else MIN_ROWS_AHEAD)
+            and sig.read(RowNormParams).rows >= MIN_ROWS_AHEAD * teams
+        )
+        return (
+            (vector, each, team, ahead) if enough and each * vector >= MIN_HELD_ELEMENTS else None
+        )
     return None
 
 

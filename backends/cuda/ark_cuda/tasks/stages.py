@@ -4,6 +4,8 @@ loading thread fills.
 
 from __future__ import annotations
 
-ROOM = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
-SLABS = 8 * 2048  # 16 by 64 results per warp, before the stages; bodies may use them for other data
-SCRATCH = ROOM + SLABS + 1024  # of a body with stages, with padding to a multiple of 1024
+STAGES_BYTES = 4 * 49152  # bytes of all stages; ARK_MATRIX_ROOM
+# 16 by 64 results per warp, before the stages; bodies may use them for other data.
+SLABS_BYTES = 8 * 2048
+# Of a body with stages, with padding to a multiple of 1024.
+SCRATCH_BYTES = STAGES_BYTES + SLABS_BYTES + 1024

@@ -20,7 +20,7 @@ from ark.tasks.attention import NEW_ROWS_OPERAND, AttentionParams
 from ark.tasks.attention_tiles import AttentionTilesParams, context_of, given, shape
 from ark_rocm.tasks.headers import read
 
-MOST_AHEAD = 4  # loads of keys that a wave has in flight, and as many of values
+MAX_LOADS_IN_FLIGHT = 4  # loads of keys that a wave has in flight, and as many of values
 MOST_HEADS = 8  # query heads of a key, whose sums a lane keeps in registers
 _WIDTHS = (32, 64, 128)
 
@@ -49,7 +49,7 @@ def _ahead(sig: Signature, machine: Machine) -> int:
     p, cache = sig.read(AttentionParams), sig.operands[1]
     positions = _teams(sig, machine) * machine.lanes * 16 // (p.head_dim * cache.itemsize)
     rounds: int = cache.shape[1] // p.splits // positions
-    return max(1, min(rounds, MOST_AHEAD))
+    return max(1, min(rounds, MAX_LOADS_IN_FLIGHT))
 
 
 class OneRow(Body):
@@ -126,7 +126,7 @@ class OneRowTiles(Body):
         p, cache = sig.read(AttentionTilesParams), sig.operands[1]
         step = machine.warps * machine.lanes * 16 // (p.head_dim * cache.itemsize)
         seen = min(context_of(sig), p.window or context_of(sig))
-        ahead = min(-(-seen // step), MOST_AHEAD)
+        ahead = min(-(-seen // step), MAX_LOADS_IN_FLIGHT)
         arguments = (f"static_cast<const {cache.ctype}*>(nullptr)", *given(sig)[:-1])
         call = text.called("ark_attention_one", (shape(sig), ahead), arguments)
         return text.function(name, f"  {call};\n")

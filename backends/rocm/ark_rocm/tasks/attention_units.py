@@ -24,7 +24,7 @@ _LANE_REGISTERS = 256  # registers of a lane where a SIMD has two waves
 _LONG = "gfx950"  # with fp32 queries, in three parts, its code has 8 registers less
 _OTHER_REGISTERS = 53  # registers for other values than sums, queries, scores and loads
 _PIECE_BYTES = 16  # bytes: 8 elements
-_REACH = 1 << 32  # bytes from a head's first key to its last: offsets are 32-bit
+_MAX_OFFSET_BYTES = 1 << 32  # bytes from a head's first key to its last: offsets are 32-bit
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,9 @@ def layout_of(sig: Signature, machine: Machine) -> Layout | None:
         and params.scale > 0.0
         and not any(o.packet for o in sig.operands)
         and all(s % 8 == 0 for o in sig.operands[:4] for s in o.strides[:-1])
-        and all(o.shape[-2] * o.strides[-2] * o.itemsize <= _REACH for o in sig.operands[1:3])
+        and all(
+            o.shape[-2] * o.strides[-2] * o.itemsize <= _MAX_OFFSET_BYTES for o in sig.operands[1:3]
+        )
     )
     if not able:
         return None

@@ -29,14 +29,14 @@ from ark_rocm.tasks.linear_rows import (
 )
 from ark_rocm.tasks.linear_several import SeveralRows, group_of, slab_bytes
 
-MOST_SUMS = 6144  # sums in shared memory at once
+MAX_SHARED_SUMS = 6144  # sums in shared memory at once
 SCALED = "gfx950"  # the architecture with the scaled matrix instruction
 # The sizes of a product by the scaled matrix instruction: columns (elements along k) and rows of
 # the weights, the columns that share a power of two, and the parts into which each element of the
 # input is split.
 DEPTH, TILE_ROWS, BLOCK, PARTS = 256, 8, 32, 6
-MOST_STEPS = 6  # of a tile in a wave; the input of each step takes 8 registers
-MOST_LOADS = 20  # of a wave in flight; each takes 5 registers
+MAX_WAVE_STEPS = 6  # of a tile in a wave; the input of each step takes 8 registers
+MAX_LOADS_IN_FLIGHT = 20  # of a wave in flight; each takes 5 registers
 
 
 def _runs(sig: Signature) -> tuple[int, int]:
@@ -54,7 +54,7 @@ def _rows(sig: Signature, machine: Machine) -> int:
     dtype = row_type_of(sig)
     parts = parts_of(dtype, machine)
     fits = shares_scales(dtype) and machine.warps % parts == 0
-    room = MOST_SUMS // (parts * _runs(sig)[0])
+    room = MAX_SHARED_SUMS // (parts * _runs(sig)[0])
     return min(sig.operands[1].shape[1], room) if fits else 0
 
 
@@ -88,13 +88,13 @@ def _scaled(sig: Signature, machine: Machine) -> Scaled | None:
         return None
     all_steps = -(-columns // DEPTH)
     shares = [n for n in range(1, machine.warps + 1) if machine.warps % n == 0]
-    shares = [n for n in shares if -(-all_steps // n) <= MOST_STEPS]
+    shares = [n for n in shares if -(-all_steps // n) <= MAX_WAVE_STEPS]
     if not shares:
         return None
     k_waves = min(shares, key=lambda n: (-(-all_steps // n) * n, -n if n <= 4 else n))
     steps = -(-all_steps // k_waves)
     runs, _ = _runs(sig)
-    most = MOST_LOADS // steps * (machine.warps // k_waves) // runs
+    most = MAX_LOADS_IN_FLIGHT // steps * (machine.warps // k_waves) // runs
     rows = min(-(-outputs_of_task(sig, machine) // TILE_ROWS), most) * TILE_ROWS
     form = Scaled(k_waves, steps, rows)
     fits = rows > 0 and form.scratch(sig) <= machine.shared_bytes

@@ -19,11 +19,11 @@ from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import LinearParams, dealt
 from ark_rocm.tasks.headers import read
 
-LOADS_AHEAD = 4  # loads of a wave in flight: AHEAD in linear.h
-MATRIX_PIECE = 128  # elements that a wave's load reads of each of four rows
-MATRIX_LOADS = 16  # loads of a wave in flight with matrix units: 64 registers
-MATRIX_FILL = 7 / 8  # the least share of these loads that is within a row
-MATRIX_CHUNK = 4  # pieces of the input that are in shared memory at once
+LOADS_IN_FLIGHT = 4  # loads of a wave in flight: AHEAD in linear.h
+MATRIX_PIECE_ELEMENTS = 128  # elements that a wave's load reads of each of four rows
+MATRIX_LOADS_IN_FLIGHT = 16  # loads of a wave in flight with matrix units: 64 registers
+MIN_MATRIX_FILL_SHARE = 7 / 8  # the least share of these loads that is within a row
+MATRIX_CHUNK_PIECES = 4  # pieces of the input that are in shared memory at once
 _TYPES = ("fp32", "fp16", "bf16")
 
 
@@ -49,14 +49,14 @@ def _matrix(sig: Signature, machine: Machine) -> tuple[int, int] | None:
     None if matrix units do not multiply these weights.
     """
     weight = sig.operands[1]
-    columns, each = weight.shape[1], MATRIX_PIECE * machine.warps
+    columns, each = weight.shape[1], MATRIX_PIECE_ELEMENTS * machine.warps
     pieces = -(-columns // each)
-    full = columns % 8 == 0 and columns >= MATRIX_FILL * pieces * each
-    fits = weight.dtype == "bf16" and full and pieces <= MATRIX_LOADS
+    full = columns % 8 == 0 and columns >= MIN_MATRIX_FILL_SHARE * pieces * each
+    fits = weight.dtype == "bf16" and full and pieces <= MATRIX_LOADS_IN_FLIGHT
     if not fits or not machine.has(Capability.MFMA) or machine.lanes != 64:
         return None
     fours = -(-_rows(sig, machine) // 4)
-    return min(fours, MATRIX_LOADS // pieces), pieces
+    return min(fours, MATRIX_LOADS_IN_FLIGHT // pieces), pieces
 
 
 def _bytes(sig: Signature, machine: Machine) -> int:
@@ -68,10 +68,10 @@ def _bytes(sig: Signature, machine: Machine) -> int:
         ahead, pieces = matrix
         fours = -(-_rows(sig, machine) // 4)
         sums = -(-fours // ahead) * ahead * 4 * machine.warps
-        spread = 3 * (min(pieces, MATRIX_CHUNK) * MATRIX_PIECE + 16) * machine.warps
+        spread = 3 * (min(pieces, MATRIX_CHUNK_PIECES) * MATRIX_PIECE_ELEMENTS + 16) * machine.warps
         return 4 * (sums + 2 * machine.warps) + 2 * spread
     k = sig.operands[0].shape[1]
-    sums = _rows(sig, machine) * _parts(sig, machine) + LOADS_AHEAD * machine.warps
+    sums = _rows(sig, machine) * _parts(sig, machine) + LOADS_IN_FLIGHT * machine.warps
     return 4 * (k + sums + 2 * machine.warps)
 
 
@@ -106,7 +106,7 @@ class OneRow(Body):
         operands = (weights, text.given(sig, 0), prologue(sig), epilogue(sig))
         matrix = _matrix(sig, machine)
         if matrix:
-            sizes = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK))
+            sizes = (k, rows, matrix[0], min(matrix[1], MATRIX_CHUNK_PIECES))
             call = text.called("ark_linear_matrix", sizes, operands)
         else:
             constants = (sig.operands[1].ctype, k, _parts(sig, machine), rows)

@@ -56,7 +56,7 @@ def split_bytes(dtype: RowType, rows: int, machine: Machine, runs: int = 1, inpu
     """
     parts = parts_of(dtype, machine)
     held = parts * _load_codes(dtype) * machine.lanes
-    sums = rows * parts + linear.LOADS_AHEAD * machine.warps
+    sums = rows * parts + linear.LOADS_IN_FLIGHT * machine.warps
     return 4 * (inputs * held + runs * sums)
 
 
