@@ -117,7 +117,7 @@ _NOT_BY_STAR = {
 }
 
 
-class _NotBuilt(UnsupportedError, AttributeError):
+class _UnsupportedNameError(UnsupportedError, AttributeError):
     """The error for a name of ARK that ark does not support yet. It is an AttributeError too, so
     `hasattr` returns False for the name.
     """
@@ -192,7 +192,7 @@ def __getattr__(name: str) -> Any:
         module, attribute = _MODULES[name]
         value = getattr(importlib.import_module(module), attribute)
     elif name in _NOT_BUILT:
-        raise _NotBuilt(f"ark.{name} is not supported yet")
+        raise _UnsupportedNameError(f"ark.{name} is not supported yet")
     elif name in _ALIASES:
         value = sys.modules[f"ark.{name}"]
     elif name.startswith("_"):

@@ -232,7 +232,7 @@ def kept(reasons: Reasons, texts: Mapping[str, str]) -> Reasons:
     }
 
     def unresolved(key: str, old: float) -> bool:
-        machine = key.split(" ")[0]
+        machine = key.split(" ", maxsplit=1)[0]
         return machine not in texts or now.get(key, 0.0) > old * MOST_GROWTH
 
     remaining = (

@@ -96,7 +96,7 @@ class Talk:
                 self.communicator(frame.communicator, frame.ranks).hear(rank, frame)
 
 
-class _Stuck(SystemError):
+class _StuckCallError(SystemError):
     """Raised in a call that cannot continue; the ranks then state their calls."""
 
 
@@ -177,7 +177,7 @@ class Communicator:
             pause = min(pause + 1e-5, 1e-3)
         if self._board.differs(self._number, self._word):
             self._state()
-            raise _Stuck("another call was made")
+            raise _StuckCallError("another call was made")
 
     def arrive(self, kept: Sequence[str] = (), more: bytes = b"") -> list[Arrival]:
         """Synchronises ranks before the first call of a kind and size; returns their messages."""
@@ -262,7 +262,7 @@ class Communicator:
         """Raises an error if the call cannot continue. Called repeatedly while the call waits."""
         failed = self.failure()
         if failed is not None:
-            raise (SystemError if self._job.failure() is not None else _Stuck)(failed)
+            raise (SystemError if self._job.failure() is not None else _StuckCallError)(failed)
 
     # The methods below are the interface that executors use (Ranks).
 
@@ -336,7 +336,7 @@ class Communicator:
         )
         if self._strays(parts, purpose):
             self._state()
-            raise _Stuck("another call was made")
+            raise _StuckCallError("another call was made")
         del self._parts[at]
         result = [parts[rank].data if rank in parts else data for rank in self._ranks]
         for rank in self._others:
@@ -362,9 +362,9 @@ class Communicator:
         differs = self._word and self._inside and self._board.differs(self._number, self._word)
         if differs or time.monotonic() > end:
             self._state()
-            raise _Stuck(DIFFERENT_CALLS)
+            raise _StuckCallError(DIFFERENT_CALLS)
         if self._ended():
-            raise _Stuck(DIFFERENT_CALLS)
+            raise _StuckCallError(DIFFERENT_CALLS)
 
     def _post(self, rank: int, kind: Kind, number: int, purpose: str, data: bytes) -> None:
         own = Frame(self._name, self._ranks, self._generation, number, purpose, kind, data)

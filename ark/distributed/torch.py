@@ -55,7 +55,7 @@ class ProcessGroupArk(dist.ProcessGroup):
         self._devices: list[Any] = []
         self._messages = Messages(self._job, self._timeout_s)
 
-    def getBackendName(self) -> str:
+    def getBackendName(self) -> str:  # noqa: N802 (the name in torch)
         return NAME
 
     def name(self) -> str:

@@ -21,21 +21,21 @@ def scipy_pose(
     r - p.
     """
     optimize = pytest.importorskip("scipy.optimize")
-    Rotation = pytest.importorskip("scipy.spatial.transform").Rotation
+    rotation = pytest.importorskip("scipy.spatial.transform").Rotation
     r, b = (a[:, :, which].T.astype(np.float64) for a in (problems.first, problems.second))
     full = np.zeros((len(r), 6, 6))
     full[(slice(None), *np.triu_indices(6))] = problems.covariance[:, :, which].T
     full += np.triu(full, 1).transpose(0, 2, 1)
-    first = Rotation.from_quat(start[:4], scalar_first=True)
+    first = rotation.from_quat(start[:4], scalar_first=True)
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        a = (Rotation.from_rotvec(x[:3]) * first).as_matrix()
+        a = (rotation.from_rotvec(x[:3]) * first).as_matrix()
         jacobian = np.concatenate([-a, np.eye(3)], 1)
         lower = np.linalg.cholesky(jacobian @ full @ jacobian.T)
         return np.linalg.solve(lower, (b - r @ a.T - x[3:])[:, :, None]).ravel()
 
     solution = optimize.least_squares(residuals, [0, 0, 0, *start[4:]], xtol=1e-12, ftol=1e-14)
-    a = (Rotation.from_rotvec(solution.x[:3]) * first).as_matrix()
+    a = (rotation.from_rotvec(solution.x[:3]) * first).as_matrix()
     return a, solution.x[3:], solution.cost
 
 

@@ -117,7 +117,7 @@ def agree(name: str, got: np.ndarray, want: np.ndarray) -> None:
     """
     tolerance = {np.dtype(np.float32): 6e-6, np.dtype(np.float16): 1.1e-3}.get(got.dtype, 9e-3)
     with np.errstate(all="ignore"):
-        want, got = want.astype(np.float32).astype(got.dtype), got
+        want = want.astype(np.float32).astype(got.dtype)
         most = 3.39e38 if tolerance != 1.1e-3 else 65500.0
         got, want = (np.clip(v.astype(np.float64), -most, most) for v in (got, want))
     small = 1.2e-7 if tolerance == 1.1e-3 else 4e-37

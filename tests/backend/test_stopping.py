@@ -128,7 +128,7 @@ def interrupting(expression: str, module: str, argv: list[str]) -> list[str]:
     """Returns a command that receives SIGINT half a second after its first call of `expression`."""
     text = (
         "import os, signal, sys, threading\n"
-        f"from {module} import {expression.split(',')[0]}\n"
+        f"from {module} import {expression.split(',', maxsplit=1)[0]}\n"
         f"place = ({expression})\n"
         "real = getattr(*place)\n"
         "def watched(*args, **kw):\n"

@@ -102,7 +102,7 @@ def suite(world: int) -> Callable[[int], None]:
 
 def expected(xs: list[np.ndarray], ws: list[np.ndarray], rank: int, name: str) -> np.ndarray:
     """Returns NumPy's result for the integers that the ranks contribute. Sums of ws wrap around."""
-    kind = name.split(".")[0]
+    kind = name.split(".", maxsplit=1)[0]
     total = sum(xs)
     world = len(xs)
     return {
@@ -190,15 +190,15 @@ def check_collectives(
     after = [x + SUITE_ITERATIONS for x in xs]
     assert len(outputs) >= (17 if suite_of is suite else 5)
     for rank in range(world):
-        for name in outputs:
-            got = actual[rank][name]
-            if name.startswith("sum.z."):
-                np.testing.assert_array_equal(got, actual[0][name])
+        for output in outputs:
+            got = actual[rank][output]
+            if output.startswith("sum.z."):
+                np.testing.assert_array_equal(got, actual[0][output])
                 exact = np.sum(np.array(zs, np.float64), axis=0)
                 np.testing.assert_allclose(got.reshape(exact.shape), exact, rtol=1e-5, atol=1e-5)
             else:
-                want = expected(after, ws, rank, name)
-                np.testing.assert_array_equal(got.reshape(want.shape), want, name)
+                want = expected(after, ws, rank, output)
+                np.testing.assert_array_equal(got.reshape(want.shape), want, output)
 
 
 def is_output(plan: Plan, tensor: int) -> bool:

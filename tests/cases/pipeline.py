@@ -42,8 +42,8 @@ def run(
         with Executor(
             plan, backend, device, ranks=ranks, budget_s=30.0, trace_records=trace
         ) as executor:
-            for name in ("batch", "total"):
-                executor.write(name, np.zeros(width, np.float32))
+            for tensor in ("batch", "total"):
+                executor.write(tensor, np.zeros(width, np.float32))
             executor.start(iterations).wait(120.0)
             actual = executor.read("total"), executor.trace() if trace else []
             ranks.barrier()

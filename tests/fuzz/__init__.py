@@ -1,5 +1,5 @@
 """Hostile input for every format that ark reads: `python -m tests.fuzz`, `nox -s fuzz`."""
 
 
-class WrongResult(Exception):
+class WrongResultError(Exception):
     """Raised if an accepted input gives another result than its definition."""

@@ -27,7 +27,7 @@ def work(target: str, seed: int, first: int, cases: int, until: float, folder: P
     """Runs the cases from number `first` on and writes the current number, input and counts to
     files in `folder`.
     """
-    from tests.fuzz import WrongResult
+    from tests.fuzz import WrongResultError
     from tests.fuzz.execute import sanitize, sanitized
     from tests.fuzz.targets import TARGETS
 
@@ -48,7 +48,7 @@ def work(target: str, seed: int, first: int, cases: int, until: float, folder: P
             counts["accepted" if accepted else "refused"] += 1
             if isinstance(accepted, str):
                 counts[accepted] += 1
-        except WrongResult as error:
+        except WrongResultError as error:
             _finding(folder, target, number, "wrong", str(error))
             counts["wrong"] += 1
         except Exception:

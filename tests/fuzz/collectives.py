@@ -28,7 +28,7 @@ from ark.collective.programs import (
 )
 from ark.collective.synthesis import synthesize
 from ark.errors import BaseError
-from tests.fuzz import WrongResult, mutate
+from tests.fuzz import WrongResultError, mutate
 
 Keep = Callable[[str], None]
 MOST_OPERATIONS = 2000  # only programs of at most so many operations are executed
@@ -133,7 +133,7 @@ def run_execution_plan(text: str) -> bool:
 
 
 def _try(program: CollectiveProgram) -> None:
-    """Executes a program in three orders if it is small enough. Raises WrongResult if a result
+    """Executes a program in three orders if it is small enough. Raises WrongResultError if a result
     differs from its collective's.
     """
     if program.ranks > 8 or sum(len(own) for own in program.operations) > MOST_OPERATIONS:
@@ -149,6 +149,6 @@ def _try(program: CollectiveProgram) -> None:
                 w is not None and (f is None or not np.array_equal(f, w))
                 for f, w in zip(outputs, wanted, strict=True)
             ):
-                raise WrongResult(f"{program.name}: {outputs} instead of {wanted}"[:1000])
+                raise WrongResultError(f"{program.name}: {outputs} instead of {wanted}"[:1000])
     except BaseError as error:
-        raise WrongResult(f"{program.name} was accepted, and ends with: {error}") from error
+        raise WrongResultError(f"{program.name} was accepted, and ends with: {error}") from error

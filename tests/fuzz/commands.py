@@ -8,12 +8,12 @@ import os
 import shutil
 import tempfile
 
-from tests.fuzz import WrongResult
+from tests.fuzz import WrongResultError
 
 
 def command(words: list[str]) -> tuple[int, str]:
     """Runs ark's command in an empty folder. Returns its exit code and its standard error. Raises
-    WrongResult for a traceback.
+    WrongResultError for a traceback.
     """
     from ark.cli import main
 
@@ -31,5 +31,5 @@ def command(words: list[str]) -> tuple[int, str]:
         os.chdir(before)
         shutil.rmtree(folder, ignore_errors=True)
     if "Traceback" in err.getvalue():
-        raise WrongResult(err.getvalue()[-2000:])
+        raise WrongResultError(err.getvalue()[-2000:])
     return code, err.getvalue()

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import WrongResult, checkpoints, mutate_onnx, plans
+from tests.fuzz import WrongResultError, checkpoints, mutate_onnx, plans
 from tests.fuzz.commands import command
 
 Keep = Callable[[str], None]
@@ -55,25 +55,25 @@ def export(rng: random.Random, keep: Keep) -> bool:
             _check(folder_out)
             return True
         if folder_out.exists():
-            raise WrongResult(
+            raise WrongResultError(
                 f"exit code {code}, and files are left: {sorted(folder_out.iterdir())}"
             )
     if code not in (1, 2) or "ark: " not in output or "\n\n" in output or len(output) > 3000:
-        raise WrongResult(f"exit code {code}: {output[-2000:]}")
+        raise WrongResultError(f"exit code {code}: {output[-2000:]}")
     return False
 
 
 def _check(folder: Path) -> None:
-    """Raises WrongResult unless the folder is complete and the C compiler, if there is one, accepts
-    its C files.
+    """Raises WrongResultError unless the folder is complete and the C compiler, if there is one,
+    accepts its C files.
     """
     sources = sorted(p.name for p in folder.glob("*.c"))
     if not sources or not list(folder.glob("lib*_loop.*")):
-        raise WrongResult(f"exit code 0, and the folder has {sorted(folder.iterdir())}")
+        raise WrongResultError(f"exit code 0, and the folder has {sorted(folder.iterdir())}")
     compiler = shutil.which("gcc")
     if compiler is None:
         return
     words = [compiler, "-std=c11", "-Wall", "-Werror", "-fsyntax-only", *sources]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise WrongResult(f"the exported C is refused: {done.stderr[:2000]}")
+        raise WrongResultError(f"the exported C is refused: {done.stderr[:2000]}")

@@ -19,7 +19,7 @@ from ark.interop.torch.compile import refuse_missing
 from ark.interop.torch.export import TRACING, decompositions
 from ark.interop.torch.graph import drop_checks
 from ark.interop.torch.program import Program
-from tests.fuzz import WrongResult
+from tests.fuzz import WrongResultError
 from tests.fuzz.random_modules import random_module
 
 
@@ -41,7 +41,7 @@ def module(rng: random.Random, keep: Callable[[str], None]) -> bool | str:
         except (UnsupportedError, InvalidUsageError) as error:
             text = str(error)
             if "\n" in text or len(text) > 3000 or "cannot follow the module" in text:
-                raise WrongResult(f"refused by: {text}") from error
+                raise WrongResultError(f"refused by: {text}") from error
             return False
         got = kernel(*inputs)
         precise = _in_float64(graph_module, inputs, want)
@@ -82,21 +82,21 @@ def _in_float64(graph_module: fx.GraphModule, inputs: list[torch.Tensor], want: 
 
 
 def _compare(number: int, got: Any, want: Any, precise: Any, largest: float) -> None:
-    """Raises WrongResult if a result of ark differs from torch's by more than rounding explains."""
+    """Raises WrongResultError if a result of ark differs from torch's by more than rounding."""
     if got.shape != want.shape or got.dtype != want.dtype:
-        raise WrongResult(
+        raise WrongResultError(
             f"result {number} is {got.dtype} {list(got.shape)}, torch's is {want.dtype} "
             f"{list(want.shape)}"
         )
     if not want.is_floating_point():
         if not torch.equal(got, want):
-            raise WrongResult(f"result {number} is {got}, torch's is {want}")
+            raise WrongResultError(f"result {number} is {got}, torch's is {want}")
         return
     near, exact, precise = got.double(), want.double(), precise.double()
     finite = exact.isfinite()
     strange = [t.masked_fill(finite, 0.0) for t in (near, exact)]
     if not torch.equal(finite, near.isfinite()) or not torch.allclose(*strange, equal_nan=True):
-        raise WrongResult(f"result {number} is {got}, torch's is {want}")
+        raise WrongResultError(f"result {number} is {got}, torch's is {want}")
     usual = finite & precise.isfinite()
     near, exact, precise = (t.masked_fill(~usual, 0.0) for t in (near, exact, precise))
     rounding = (exact - precise).abs().max()
@@ -104,4 +104,4 @@ def _compare(number: int, got: Any, want: Any, precise: Any, largest: float) -> 
     bound = few * torch.finfo(want.dtype).eps * largest + 20 * rounding
     far = (near - exact).abs().max()
     if not far <= bound:
-        raise WrongResult(f"result {number} differs from torch's by {far}, more than {bound}")
+        raise WrongResultError(f"result {number} differs from torch's by {far}, more than {bound}")

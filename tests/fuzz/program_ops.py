@@ -24,7 +24,7 @@ Value = tuple[tuple[int, ...], str]  # shape and type
 Drawn = tuple[list[int], dict[str, Any], list[Value]]
 
 
-class Undefined(Exception):
+class UndefinedResultError(Exception):
     """Raised if a result is not defined, for example a cast to a type that cannot represent the
     number.
     """
@@ -348,7 +348,7 @@ def _deviation(a: np.ndarray) -> np.ndarray:
 
 def _normalised(a: np.ndarray) -> np.ndarray:
     if (np.abs(a[np.isfinite(a)]) > 1e15).any():
-        raise Undefined  # squares overflow in fp32
+        raise UndefinedResultError  # squares overflow in fp32
     return (a - a.mean(-1, keepdims=True)) / _deviation(a)
 
 

@@ -26,8 +26,8 @@ from ark.errors import BaseError
 from ark.ir.dtype import by_name
 from ark.lower.pipeline import plan as make_plan
 from ark.plan.verify import verify
-from tests.fuzz import WrongResult
-from tests.fuzz.program_ops import FLOATS, INTEGERS, OPS, Undefined
+from tests.fuzz import WrongResultError
+from tests.fuzz.program_ops import FLOATS, INTEGERS, OPS, UndefinedResultError
 
 DTYPES = (*FLOATS, *FLOATS, *INTEGERS, "bool")
 MOST = 1 << 16  # limit of elements of a tensor in programs that are run
@@ -43,7 +43,7 @@ KINDS = ("small", "small", "plain", "special", "wide", "ones")
 HUGE = ("cpu-2", "h100", "mi300x")
 
 
-class Unknown(Exception):
+class UnknownResultError(Exception):
     """Raised if a float that no integer represents is cast to an integer type; the results of later
     ops are then undefined.
     """
@@ -97,7 +97,7 @@ def _shape(rng: random.Random, huge: bool) -> list[int]:
 
 def run_program(text: str) -> bool | str:
     """Returns False if ark refuses the program, "executed" if it ran with the right results, True
-    if it was planned only. Raises WrongResult for a wrong result.
+    if it was planned only. Raises WrongResultError for a wrong result.
     """
     given = json.loads(text)
     ark.init(backend="cpu")
@@ -119,13 +119,13 @@ def run_program(text: str) -> bool | str:
 
 
 def _said(text: str, given: dict[str, Any]) -> None:
-    """Raises WrongResult unless ark had a valid reason to refuse a program: a tensor has no
+    """Raises WrongResultError unless ark had a valid reason to refuse a program: a tensor has no
     elements, or the error message reports too little memory of a machine model.
     """
     empty = any(0 in shape for shape, *_ in given["inputs"])
     memory = given["machine"] and any(w in text for w in ("memory", "GiB", "all of them from 1"))
     if not empty and not memory:
-        raise WrongResult(f"refused: {text}")
+        raise WrongResultError(f"refused: {text}")
 
 
 def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> str:
@@ -145,7 +145,7 @@ def _executed(given: dict[str, Any], inputs: list[Any], tensors: list[Any]) -> s
         got = {end: tensor.to_numpy() for end, tensor in results.items()}
     try:
         wanted = [reference(given, arrays, names, variant) for variant in range(REFERENCE_VARIANTS)]
-    except Unknown:
+    except UnknownResultError:
         return "executed"
     for end, array in got.items():
         shape, dtype = names[end]
@@ -214,7 +214,7 @@ def reference(
                 ]
             try:
                 results = op.reference(operands, parameters, [names[i][1] for i in taken])
-            except Undefined:
+            except UndefinedResultError:
                 results = [np.ma.masked_all(names[len(values)][0])]
             floats = results[0].dtype.kind == "f"
             if op.smooth and floats and variant > 1:
@@ -229,7 +229,7 @@ def reference(
                 if isinstance(array, np.ma.MaskedArray):
                     numbers = dtype in FLOATS and array.dtype.kind != "b"
                     if dtype in INTEGERS and array.mask.any():
-                        raise Unknown
+                        raise UnknownResultError
                     array = _filled(array, variant, noise) if numbers else array.filled(variant)
                 odd = dtype in FLOATS and variant % 2
                 kept = rounded(array, "fp32" if odd else dtype)
@@ -267,12 +267,12 @@ def _moved(array: np.ndarray, dtype: str, noise: np.random.Generator) -> np.ndar
 
 
 def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, label: str) -> None:
-    """Compares a result of ark with the results of all runs of the reference. Raises WrongResult if
-    an element differs from run 0 by more than the other runs do.
+    """Compares a result of ark with the results of all runs of the reference. Raises
+    WrongResultError if an element differs from run 0 by more than the other runs do.
     """
     first, *others = wanted
     if got.shape != first.shape:
-        raise WrongResult(f"{label} has shape {got.shape}, not {first.shape}")
+        raise WrongResultError(f"{label} has shape {got.shape}, not {first.shape}")
     if dtype not in FLOATS:
         agreed = np.all([o == first for o in others], axis=0)
         wrong = agreed & (wide(got, dtype) != first)
@@ -290,7 +290,7 @@ def compare(got: np.ndarray, wanted: list[np.ndarray], dtype: str, label: str) -
             wrong = agreed & (~same[0] | far) & ~edge
     if wrong.any():
         at = tuple(int(i[0]) for i in np.nonzero(wrong))
-        raise WrongResult(
+        raise WrongResultError(
             f"{label} ({dtype} {list(got.shape)}) differs at {int(wrong.sum())} of {wrong.size}, "
             f"first at {list(at)}: {got[at]!r}, expected {first[at]!r} "
             f"(variants {[o[at] for o in others]})"

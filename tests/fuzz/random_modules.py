@@ -29,7 +29,7 @@ class TracedValue:
     exact: bool
 
 
-class Unfit(Exception):
+class UnfitModuleError(Exception):
     """Raised if an operator cannot be applied to any of the values that the graph has so far."""
 
 
@@ -79,10 +79,10 @@ class Maker:
         return created
 
     def pick(self, fits: Callable[[torch.Tensor], bool], exact: bool = False) -> TracedValue:
-        """Picks a value for which `fits` holds. Raises Unfit if there is none."""
+        """Picks a value for which `fits` holds. Raises UnfitModuleError if there is none."""
         candidates = [m for m in self.values if fits(m.value) and (m.exact or not exact)]
         if not candidates:
-            raise Unfit
+            raise UnfitModuleError
         return self.rng.choice(candidates[-4:] if self.rng.random() < 0.7 else candidates)
 
     def real(self, least: int = 0, exact: bool = False) -> TracedValue:
@@ -93,7 +93,7 @@ class Maker:
         """Returns one of a value's dimensions, counted from the front or the back (negative)."""
         rank = value.value.dim()
         if not rank:
-            raise Unfit
+            raise UnfitModuleError
         return self.rng.randrange(-rank, rank)
 
     def call(self, function: Any, *given: Any, exact: bool = False, **named: Any) -> TracedValue:
@@ -115,7 +115,7 @@ class Maker:
         try:
             value = function(*plain[0], **plain[1])
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError) as error:
-            raise Unfit from error
+            raise UnfitModuleError from error
         if isinstance(value, tuple | list):
             place = self.rng.randrange(len(value))
             node = self.graph.call_function(function, *nodes)
@@ -124,11 +124,11 @@ class Maker:
         else:
             node = self.graph.call_function(function, *nodes)
         if not isinstance(value, torch.Tensor) or not 0 < value.numel() <= MAX_ELEMENTS:
-            raise Unfit
+            raise UnfitModuleError
         if value.is_floating_point():
             finite = torch.where(value.isfinite(), value, 0.0).abs().max()
             if (not self.odd and not value.isfinite().all()) or finite > MAX_VALUE:
-                raise Unfit
+                raise UnfitModuleError
             self.largest = max(self.largest, float(finite))
         created = TracedValue(node, value, exact and all(m.exact for m in tensors))
         self.values.append(created)
@@ -404,7 +404,7 @@ def random_module(rng: random.Random) -> tuple[fx.GraphModule, Maker]:
     for _ in range(4 * wanted):
         try:
             rng.choices(list(STEPS), list(STEPS.values()))[0](m)
-        except Unfit:
+        except UnfitModuleError:
             continue
         wanted -= 1
         if not wanted:

@@ -28,7 +28,7 @@ from ark.plan import serialize
 from ark.runtime import rendezvous
 from ark.runtime.admission import admit
 from tests.fuzz import (
-    WrongResult,
+    WrongResultError,
     checkpoints,
     collectives,
     exports,
@@ -76,7 +76,7 @@ def run_plan(text: str) -> bool | str:
     if not plans.is_base(mutated):
         comparison = compare(mutated)
         if comparison.wrong:
-            raise WrongResult(comparison.wrong)
+            raise WrongResultError(comparison.wrong)
         return "executed" if comparison.ran else "ended alike"
     return True
 
@@ -160,7 +160,7 @@ def run_placement(text: str) -> bool:
         if placement.devices <= 16 and len(placement.blocks) <= 8:
             tessel(placement, 4, 3, time_limit_s=2.0)
     except InternalError as error:
-        raise WrongResult(str(error)) from error
+        raise WrongResultError(str(error)) from error
     except BaseError:
         return False
     return True
@@ -228,12 +228,12 @@ def command_line(rng: random.Random, keep: Keep) -> bool:
 
 
 def run_command_line(words: list[str]) -> bool:
-    """Returns True for exit code 0, False for the refusals 1 and 2. Raises WrongResult for
+    """Returns True for exit code 0, False for the refusals 1 and 2. Raises WrongResultError for
     others.
     """
     code, _ = command([w for w in words if w != "--debug"])
     if code not in (0, 1, 2):
-        raise WrongResult(f"exit code {code}")
+        raise WrongResultError(f"exit code {code}")
     return code == 0
 
 
@@ -251,7 +251,7 @@ def onnx_file(rng: random.Random, keep: Keep) -> bool:
     if "UserWarning: float64" in output:  # this warning may come before the refusal
         output = output[output.find("ark: ") :]
     if code != 2 or not output.startswith("ark: ") or "\n\n" in output or len(output) > 3000:
-        raise WrongResult(f"exit code {code}: {output[-2000:]}")
+        raise WrongResultError(f"exit code {code}: {output[-2000:]}")
     return False
 
 
@@ -310,9 +310,9 @@ def bootstrap(rng: random.Random, keep: Keep) -> bool:
             client.shutdown(socket.SHUT_WR)
             client.recv(64)
     if served.raised:
-        raise WrongResult(served.raised[0])
+        raise WrongResultError(served.raised[0])
     if served.server.missing() != [0, 1]:
-        raise WrongResult(f"the server believes that {served.server.missing()} are missing")
+        raise WrongResultError(f"the server believes that {served.server.missing()} are missing")
     return False
 
 

@@ -17,7 +17,7 @@ from ark.errors import BaseError
 from ark.plan.types import Plan
 from ark.runtime.admission import admit
 from ark.runtime.run import Ranks
-from tests.fuzz import WrongResult, mutate
+from tests.fuzz import WrongResultError, mutate
 from tests.fuzz.execute import compare, sanitized
 from tests.task_plans import (
     COLUMNS,
@@ -68,7 +68,7 @@ def run_task_plan(text: str) -> bool | str:
         return True
     comparison = compare(task_plan)
     if comparison.wrong:
-        raise WrongResult(comparison.wrong)
+        raise WrongResultError(comparison.wrong)
     return "executed" if comparison.ran else "ended alike"
 
 
@@ -92,7 +92,7 @@ def _form(text: str) -> Callable[[int, int], Any]:
     return packet_ring if "SendPacket" in text or "RecvPacket" in text else ring
 
 
-class _Heard(Exception):
+class _HeardError(Exception):
     """Raised in the peer's planning after it has sent its messages, because no rank answers
     them.
     """
@@ -109,7 +109,7 @@ class _Pair:
         for _ in range(8):  # tensors for all tensor numbers in the plan
             _ = ark.tensor([96], ark.fp16) if form is fused_sum else ark.tensor([3, 700])
         machine, plan = registry.machine("cpu-2"), ark.Plan(form(1 - rank, 2))
-        with contextlib.suppress(_Heard):
+        with contextlib.suppress(_HeardError):
             plan.built(machine, self.members)
         self._other = plan.built(machine).inner
 
@@ -119,7 +119,7 @@ class _Pair:
     def all_gather(self, data: bytes) -> list[bytes]:
         if self._said is None:
             self._said = data
-            raise _Heard
+            raise _HeardError
         return self._in_order(data, self._said)
 
     def plans(self, plan: Plan) -> list[Plan]:

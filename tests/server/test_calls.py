@@ -106,7 +106,7 @@ def test_calls_in_every_form(scripted: ScriptedEngine, form: str, special: bool)
     """Tool calls are parsed whether their markers are plain text or special tokens. Special tokens
     are otherwise left out when an answer's tokens are decoded to text.
     """
-    calls = FORMATS[form.split()[0]]
+    calls = FORMATS[form.split(maxsplit=1)[0]]
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048 + 8)
     if special:
         tokenizer.backend.add_special_tokens([AddedToken(m, special=True) for m in calls.marks])

@@ -24,7 +24,7 @@ from ark.errors import PlanError
 from ark.plan import kind, serialize
 from ark.plan.verify import verify
 from ark.runtime.admission import admit
-from tests.fuzz import WrongResult, exports, plans
+from tests.fuzz import WrongResultError, exports, plans
 from tests.fuzz.__main__ import _sanitizer
 from tests.fuzz.targets import CORPUS, REPLAY, TARGETS, run_command_line
 from tests.slow import slow
@@ -124,7 +124,7 @@ def test_a_module_that_computes_something_else_is_a_finding(
     from tests.fuzz.modules import module
 
     monkeypatch.setitem(values.TABLE, "mul.Tensor", values.TABLE["add.Tensor"])
-    with pytest.raises(WrongResult, match="differs from torch's"):
+    with pytest.raises(WrongResultError, match="differs from torch's"):
         module(random.Random(6), lambda text: None)
 
 
@@ -135,7 +135,7 @@ def test_exported_code_that_a_compiler_refuses_is_a_finding(
     (tmp_path / "libmodel_loop.so").write_bytes(b"")
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc here")
-    with pytest.raises(WrongResult, match="the exported C is refused"):
+    with pytest.raises(WrongResultError, match="the exported C is refused"):
         exports._check(tmp_path)
 
 

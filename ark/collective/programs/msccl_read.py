@@ -10,9 +10,9 @@ writes the format.
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ElementTree
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from xml.etree import ElementTree
 
 from ark.collective.programs.builder import IN, OUT, ProgramBuilder
 from ark.collective.programs.checker import check

@@ -40,7 +40,7 @@ from ark.interop.onnx.values import (
     TABLE,
     Body,
     Call,
-    NeedsContents,
+    ContentsNeededError,
     Step,
     Value,
     data_type,
@@ -78,7 +78,7 @@ def build(
     """Builds the graph for inputs of these shapes and NumPy types.
 
     known: the contents of some inputs. into: the model to which the nodes are added; by default a
-    new one. Raises NeedsContents if an operator needs the contents of an input, and
+    new one. Raises ContentsNeededError if an operator needs the contents of an input, and
     UnsupportedError or ModelError, which name operator and node, for other problems.
     """
     with ark.use_model(into or ark.Model(0, 1)) as model:
@@ -122,7 +122,7 @@ class _Builder:
             label = node.name or f"number {place}"
             try:
                 self._node(node, values, opsets)
-            except NeedsContents as error:
+            except ContentsNeededError as error:
                 error.place = place  # the outermost graph sets this last, so its node counts
                 raise
             except (MemoryError, RecursionError):

@@ -14,7 +14,7 @@ import onnx
 from ark.errors import ModelError
 from ark.interop.onnx import functions, trees
 from ark.interop.onnx.fold import fold
-from ark.interop.onnx.values import Call, NeedsContents, Value, operator
+from ark.interop.onnx.values import Call, ContentsNeededError, Value, operator
 
 Arrays = list[np.ndarray | None]
 
@@ -26,7 +26,7 @@ OPERATORS = (*_SIZED, "TreeEnsemble", "TreeEnsembleRegressor")
 @operator(*_SIZED)
 def _on_the_host(call: Call) -> Value:
     seen = (v.inputs for v in call.inputs if v is not None)
-    raise NeedsContents(frozenset[str]().union(*seen))
+    raise ContentsNeededError(frozenset[str]().union(*seen))
 
 
 def computed(node: onnx.NodeProto, given: Arrays, version: int) -> list[np.ndarray]:

@@ -22,8 +22,8 @@ from ark.interop.onnx import host, load
 from ark.interop.onnx.buckets import Shapes, padded, rounded
 from ark.interop.onnx.convert import Built, build
 from ark.interop.onnx.port import Port
-from ark.interop.onnx.stages import InStages, Stages
-from ark.interop.onnx.values import TABLE, NeedsContents, Shape, Value, narrowed
+from ark.interop.onnx.stages import Stages, StagesNeededError
+from ark.interop.onnx.values import TABLE, ContentsNeededError, Shape, Value, narrowed
 from ark.plan.cost import busied
 from ark.plan.serialize import machine_of
 from ark.runtime.inline import InlineRuns, inline_runs
@@ -66,7 +66,7 @@ class OnnxModel:
         self._depth = depth
         sizes = {p.name: (p.sizes, p.dtype) for p in self.inputs if p.sizes is not None}
         if len(sizes) == len(self.inputs):
-            with suppress(NeedsContents):  # some contents are known only at the first run
+            with suppress(ContentsNeededError):  # some contents are known only at the first run
                 build(proto, sizes, {})  # reports errors when the model is loaded
 
     def __call__(self, *arrays: Any, **named: Any) -> list[np.ndarray]:
@@ -104,17 +104,19 @@ class OnnxModel:
         """Builds the graph for these arrays, as a part of the model `into`, for callers that launch
         it themselves.
 
-        After the launch, `write` fills the inputs and `read` returns the outputs. Raises InStages
-        if the model needs more than one graph.
+        After the launch, `write` fills the inputs and `read` returns the outputs. Raises
+        StagesNeededError if the model needs more than one graph.
         """
         arrays = self.checked(inputs)
         while self._stages is None:
             try:
                 self._built(arrays, {n: arrays[n] for n in self._known})
                 return self._built(arrays, {n: arrays[n] for n in self._known}, into)
-            except NeedsContents as error:
+            except ContentsNeededError as error:
                 self._learn(error, arrays)
-        raise InStages(f"{self.name} runs in stages, so it cannot be a part of another model")
+        raise StagesNeededError(
+            f"{self.name} runs in stages, so it cannot be a part of another model"
+        )
 
     def write(self, built: Built, inputs: Mapping[str, Any]) -> None:
         """Fills the input tensors of a launched graph. Arrays of smaller shapes are padded with
@@ -176,7 +178,7 @@ class OnnxModel:
         while self._stages is None:
             try:
                 return self._kernel(arrays, {n: arrays[n] for n in sorted(self._known)})
-            except NeedsContents as error:
+            except ContentsNeededError as error:
                 self._learn(error, arrays)
         return None
 
@@ -215,7 +217,7 @@ class OnnxModel:
         sizes = {n: (a.shape, a.dtype) for n, a in arrays.items()}
         return build(self._proto, sizes, known, into)
 
-    def _learn(self, error: NeedsContents, arrays: Mapping[str, np.ndarray]) -> None:
+    def _learn(self, error: ContentsNeededError, arrays: Mapping[str, np.ndarray]) -> None:
         """Handles an error that states that the graph depends on the contents of inputs. The
         contents of small inputs become part of the kernels' key. If an input is larger, the model
         runs in stages (several kernels) from now on.

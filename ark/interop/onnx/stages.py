@@ -26,7 +26,7 @@ MAX_HOST_ITERATIONS = 1 << 20  # of one loop that the host executes
 Values = dict[str, np.ndarray]
 
 
-class InStages(UnsupportedError):
+class StagesNeededError(UnsupportedError):
     """Raised if one graph is required but the model needs several."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import ark
 from ark.errors import ModelError
-from ark.interop.onnx.values import Call, NeedsContents, Value, operator, refuse, shaped
+from ark.interop.onnx.values import Call, ContentsNeededError, Value, operator, refuse, shaped
 
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
 _COMPARE = (ark.less_equal, ark.less, ark.greater_equal, ark.greater, ark.equal, ark.not_equal)
@@ -166,7 +166,7 @@ def _run(call: Call) -> Value:
     """
     trees, shape = _checked(call.op, call.attributes), call.shape(0)
     if trees.splits.dtype != np.float32 or call.dtype(0) != ark.fp32:
-        raise NeedsContents(call.value(0).inputs)
+        raise ContentsNeededError(call.value(0).inputs)
     x, rows, targets = call.tensor(0), shape[0], trees.weights.shape[1]
 
     def table(array: np.ndarray, dtype: Any) -> Any:

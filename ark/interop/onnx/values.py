@@ -57,7 +57,7 @@ class Value:
         return np.dtype(self.tensor.ir.dtype.numpy)
 
 
-class NeedsContents(Exception):
+class ContentsNeededError(Exception):
     """Raised if an operator needs contents that are known only at run time.
 
     inputs: the model's inputs on which the contents depend. place: the index, in the outermost
@@ -177,7 +177,7 @@ class Call:
             # node of the graph. It is computed while the graph is built instead, for which the
             # contents of its other inputs must be known.
             if not value.array.size:
-                raise NeedsContents(
+                raise ContentsNeededError(
                     frozenset().union(*(v.inputs for v in self.inputs if v and v.array is None))
                 )
             value.tensor = self.constant(value.array)
@@ -203,15 +203,15 @@ class Call:
         return data_type(value.dtype) if value.tensor is None else value.tensor.ir.dtype
 
     def array(self, place: int) -> np.ndarray:
-        """The contents of the input. Raises NeedsContents if they are known only at run time."""
+        """The contents of the input. Raises ContentsNeededError if only a run has them."""
         return self.known(self.value(place))
 
     def known(self, value: Value | None) -> np.ndarray:
-        """The contents of a value. Raises NeedsContents if they are known only at run time."""
+        """The contents of a value. Raises ContentsNeededError if only a run has them."""
         if value is None or value.items is not None:
             raise ModelError("a tensor is required, but a sequence or no value was given")
         if value.array is None:
-            raise NeedsContents(value.inputs)
+            raise ContentsNeededError(value.inputs)
         return value.array
 
     def decides(self, place: int) -> bool:

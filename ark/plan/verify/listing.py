@@ -56,7 +56,7 @@ def listing(phase: Phase) -> Listing:
         tasks,
         np.array([t.op for t in tasks], np.int64),
         processor,
-        np.arange(len(tasks)) - starts[processor] if len(tasks) else processor,
+        np.arange(len(tasks)) - starts[processor] if tasks else processor,
         lengths,
         np.array(waits, np.int64).reshape(-1, 3),
         np.array(signals, np.int64).reshape(-1, 2),

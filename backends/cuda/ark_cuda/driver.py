@@ -75,7 +75,7 @@ def fill_struct(struct: Any, data: bytes) -> None:
     ctypes.memmove(int(struct.getPtr()), data, len(data))
 
 
-class current:
+class current:  # noqa: N801 (used like a function: `with current(context)`)
     """A context manager that makes a CUDA context current in the calling thread and restores the
     previous one at the end. It does nothing if the context is current already, as in threads that
     use PyTorch.

@@ -82,7 +82,7 @@ def verify(topology, trees):
         parent = {edge.dst: edge.src for edge in tree.edges}
         assert len(parent) == len(tree.edges) == len(ranks) - 1
         assert tree.root not in parent
-        for rank in parent:
+        for rank in list(parent):
             seen = set()
             while rank != tree.root:
                 assert rank not in seen

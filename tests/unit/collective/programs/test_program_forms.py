@@ -5,7 +5,7 @@ with NumPy.
 import dataclasses
 import functools
 import json
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest

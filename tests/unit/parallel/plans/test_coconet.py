@@ -31,9 +31,9 @@ def result(plan: ParallelGraph, steps: int = 2) -> dict[str, np.ndarray]:
     for tensor in plan.graph.tensors:
         if tensor.buffer.arena != "activation" and tensor.shape == tensor.extents:
             whole.setdefault(tensor.buffer.name, random.integers(-3, 4, tensor.shape) * 1.0)
-    for name in whole:
+    for name, value in whole.items():
         if "square" in name:
-            whole[name] = np.abs(whole[name])
+            whole[name] = np.abs(value)
     for rank, held in enumerate(result.held):
         for name, view in held.items():
             ranks.fill(rank, name, part_of(whole[name], view))
