@@ -135,8 +135,8 @@ ARK_DEVICE void ark_gradient_weigh(float (&s)[U::PART / 2], const M& mask, const
 // (that of values) if SECOND. The operands are functions that return the operand of a task.
 template <class U, class S, bool FIRST, bool SECOND, class A, class B, class X, class Y, class L,
           class N, class M, class G, class H>
-ARK_DEVICE void ark_gradient_pass(ArkCtx& c, const ArkTask& t, float scale, const A& own_first,
-                                  const B& own_second, const X& other_first, const Y& other_second,
+ARK_DEVICE void ark_gradient_pass(ArkCtx& c, const ArkTask& t, float scale, const A& tile_first,
+                                  const B& tile_second, const X& other_first, const Y& other_second,
                                   const L& logarithms, const N& slopes, const M& mask,
                                   const G& to_first, const H& to_second) {
   typedef typename U::type T;
@@ -173,8 +173,8 @@ ARK_DEVICE void ark_gradient_pass(ArkCtx& c, const ArkTask& t, float scale, cons
     ark_copies_begun();
   };
   ark_sync();  // earlier data have left shared memory
-  copy(ArkGradientCount<U::ROWS>(), base, own_first(t), t.coord[2], rows);
-  copy(ArkGradientCount<U::ROWS>(), base + U::SIDE, own_second(t), t.coord[2], rows);
+  copy(ArkGradientCount<U::ROWS>(), base, tile_first(t), t.coord[2], rows);
+  copy(ArkGradientCount<U::ROWS>(), base + U::SIDE, tile_second(t), t.coord[2], rows);
 #pragma unroll
   for (int n = 0; n < U::SLOTS - 1; ++n) fetch(n);
   ArkGradientStatistics<U::KEYS> statistics;
