@@ -28,11 +28,11 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
                                 const More& more, const Now& now, const Join& join,
                                 const Store& store) {
   constexpr int lines = TILE::tile[0] * TILE::tile[1] * TILE::tile[2] * TILE::tile[3];
-  constexpr int LINE = ROUND + 1;  // lines begin in different banks
+  constexpr int LINE_PITCH = ROUND + 1;  // lines begin in different banks
   constexpr int E = (ROUND * lines + ARK_THREADS - 1) / ARK_THREADS;
   constexpr int C = (lines + ARK_WARPS - 1) / ARK_WARPS;
   T* values = reinterpret_cast<T*>(staged);
-  int* places = reinterpret_cast<int*>(staged + (lines * LINE * sizeof(T) + 3) / 4 * 4);
+  int* places = reinterpret_cast<int*>(staged + (lines * LINE_PITCH * sizeof(T) + 3) / 4 * 4);
   decltype(id(0, 0, 0, 0, 0)) ids[E] = {};
   T news[E] = {};
   // Calls body(e, n, line, i) for each update that this thread loads in the round that begins with
@@ -67,8 +67,8 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
   for (int first = 0; first < N; first += ROUND) {
     ark_sync();
     each_loaded(first, [&](int e, int n, int line, bool there, int, int, int, int) {
-      places[line * LINE + n] = there ? static_cast<int>(ark_looked_up(c, ids[e], SIZE)) : -1;
-      if (there) values[line * LINE + n] = news[e];
+      places[line * LINE_PITCH + n] = there ? static_cast<int>(ark_looked_up(c, ids[e], SIZE)) : -1;
+      if (there) values[line * LINE_PITCH + n] = news[e];
     });
     ark_sync();
     if (first + ROUND < N) fetch(first + ROUND);
@@ -77,7 +77,7 @@ ARK_DEVICE void ark_apply_lines(ArkCtx& c, const ark_i32* coord, char* staged, c
       T value[C] = {};
 #pragma unroll
       for (int e = 0; e < C; ++e) {
-        const int from = (e * ARK_WARPS + ark_warp()) * LINE + n;
+        const int from = (e * ARK_WARPS + ark_warp()) * LINE_PITCH + n;
         place[e] = inside[e] && n < ROUND ? places[from] : -1;
         if (place[e] >= 0) value[e] = values[from];
       }

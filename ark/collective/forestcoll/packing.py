@@ -168,9 +168,9 @@ def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> 
         count = min(int(pending[root]), drawing.most_copies())
         while count:
             tree = Branching(root, tuple(drawing.edges), count)
-            rest, still_pending = _without(residual, pending, tree, pool.group)
+            rest, pending_after = _without(residual, pending, tree, pool.group)
             broken = (
-                violated_in(rest, still_pending, orbits=pool.orbits) if still_pending.any() else []
+                violated_in(rest, pending_after, orbits=pool.orbits) if pending_after.any() else []
             )
             if not broken:
                 return tree

@@ -31,7 +31,7 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   typedef ArkRow<C_, K, GROUP_, S_, ZEROS_> Row;
   static constexpr bool ZEROS = ZEROS_;
   static constexpr int ALL = COLUMNS, WIDE = COLUMNS / 2, HIGH = HIGH_, GROUP = GROUP_;
-  static constexpr int LINE = 128, DEEP = 64, LINES = 4, BLOCKS = HIGH / 8;
+  static constexpr int LINE_BYTES = 128, DEEP = 64, LINES = 4, BLOCKS = HIGH / 8;
   static constexpr bool AHEAD = true;  // codes are prefetched
   static_assert(HIGH % 8 == 0, "rows of a box are whole groups of swizzled ones");
   static_assert(LINES * 2 == ARK_WARPS && sizeof(T) == 2, "a warp has a line of half the columns");
@@ -44,7 +44,8 @@ struct ArkCodeProduct<DEAL, T_, ArkRow<C_, K, GROUP_, S_, ZEROS_>, COLUMNS, HIGH
   static constexpr int CODE_BYTES = DEEP * LINES * ARK_CODE_BITS<C> / 8, SCALE_BYTES = SCALE_BYTES_;
   // The offsets in a stage, in bytes, of the codes, the scales and the zero points. The input's
   // rows are at offset 0.
-  static constexpr int A_BYTES = HIGH * LINE * LINES, SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
+  static constexpr int A_BYTES = HIGH * LINE_BYTES * LINES,
+                       SCALES_AT = A_BYTES + COLUMNS * CODE_BYTES;
   static constexpr int ZEROS_AT = SCALES_AT + COLUMNS * SCALE_BYTES;
   static constexpr int BYTES = ZEROS_AT + (ZEROS ? COLUMNS * SCALE_BYTES : 0);
 };
@@ -126,7 +127,7 @@ ARK_DEVICE void ark_code_line(const char* stage, int line, int half, int k,
   ark_u32 x[P::BLOCKS][8];
 #pragma unroll
   for (int b = 0; b < P::BLOCKS; ++b) {
-    const char* from = stage + (line * P::HIGH + 8 * b + g) * P::LINE;
+    const char* from = stage + (line * P::HIGH + 8 * b + g) * P::LINE_BYTES;
 #pragma unroll
     for (int piece = 0; piece < 2; ++piece) {
       const uint4 v = *reinterpret_cast<const uint4*>(from + (((2 * t + piece) ^ g) << 4));

@@ -26,15 +26,16 @@ struct ArkUnitSide {
 
   // Starts the copies of the stage whose first element along k is k0.
   ARK_DEVICE_MEMBER void copy(ark_u32 to, int k0) const {
-    constexpr int LINE = (ALONG ? KT : HIGH) / 4, LINES = ALONG ? HIGH : KT;  // packs, lines
-    constexpr int ROUND = ARK_THREADS / LINE;
+    constexpr int LINE_VECTORS = (ALONG ? KT : HIGH) / 4;
+    constexpr int LINES = ALONG ? HIGH : KT;
+    constexpr int ROUND = ARK_THREADS / LINE_VECTORS;
     constexpr ark_i64 ACROSS = ALONG ? ROW_STRIDE : K_STRIDE, STEP = ALONG ? K_STRIDE : ROW_STRIDE;
     const bool wide = STEP == 1 && ACROSS % 4 == 0 && ark_aligned(reinterpret_cast<ark_u64>(at));
-    const int first = ark_tid() % LINE * 4;
+    const int first = ark_tid() % LINE_VECTORS * 4;
     const float* from = at + k0 * K_STRIDE + first * STEP;
 #pragma unroll
     for (int i = 0; i < LINES; i += ROUND) {
-      const int line = ark_tid() / LINE + i;
+      const int line = ark_tid() / LINE_VECTORS + i;
       if (LINES % ROUND != 0 && line >= LINES) break;
       const int row = ALONG ? line : first, k = k0 + (ALONG ? first : line);
       const int high = WHOLE ? HIGH : rows;

@@ -25,13 +25,15 @@ struct ArkProduct {
   static constexpr bool OVERLAP = OVERLAP_ && (TALL || ARK_MATRIX_STAGES >= 8u);
   static constexpr bool A_ACROSS = ACROSS_A, B_ACROSS = ACROSS_B;
   static constexpr int ALL = COLUMNS, WIDE = TALL ? COLUMNS : COLUMNS / 2;  // that a group stores
-  // LINE, DEEP: bytes and elements of a line. A_BYTES: bytes of a in a stage. BYTES: bytes of both
-  // operands in a stage. A_LINE, B_LINE: the distance from one line of all rows to the next line,
-  // in units of 16 bytes.
-  static constexpr int LINE = 128, DEEP = LINE / static_cast<int>(sizeof(T)), LINES = LINES_;
-  static constexpr int A_BYTES = HIGH * LINE * LINES, BYTES = LINE * (HIGH + COLUMNS) * LINES;
+  // LINE_BYTES, DEEP: bytes and elements of a line. A_BYTES: bytes of a in a stage. BYTES: bytes of
+  // both operands in a stage. A_LINE, B_LINE: the distance from one line of all rows to the next
+  // line, in units of 16 bytes.
+  static constexpr int LINE_BYTES = 128, LINES = LINES_;
+  static constexpr int DEEP = LINE_BYTES / static_cast<int>(sizeof(T));
+  static constexpr int A_BYTES = HIGH * LINE_BYTES * LINES,
+                       BYTES = LINE_BYTES * (HIGH + COLUMNS) * LINES;
   static constexpr int A_ROWS = HIGH, B_ROWS = COLUMNS;
-  static constexpr ark_u32 A_LINE = HIGH * LINE / 16, B_LINE = COLUMNS * LINE / 16;
+  static constexpr ark_u32 A_LINE = HIGH * LINE_BYTES / 16, B_LINE = COLUMNS * LINE_BYTES / 16;
   // STEP: the distance between steps of 32 bytes along k in shared memory, in units of 16 bytes. If
   // k is the contiguous dimension, it is 32 bytes of a row; otherwise it is 16 rows of 128 bytes.
   // LEAD: the argument `lead` of ark_matrix_operand (matrix.h).
