@@ -75,20 +75,20 @@ def _end(spans: Sequence[Span]) -> float:
 
 def picture(data: dict) -> str:
     """The SVG file's text."""
-    lanes: dict[int, list[Span]] = {}
+    processors: dict[int, list[Span]] = {}
     for op, kind, processor, begin, end in data["spans"]:
-        lanes.setdefault(processor, []).append(Span(op, colour_of(kind), begin, end))
+        processors.setdefault(processor, []).append(Span(op, colour_of(kind), begin, end))
     kernels = [Span(name, colour_of(name), begin, end) for name, begin, end in data["kernels"]]
-    tasks = [span for lane in lanes.values() for span in lane]
+    tasks = [span for spans in processors.values() for span in spans]
     scale = (WIDTH - LEFT - 10) / max(_end(tasks), _end(kernels))
     titles = (
         f"{data['config']}, a token after {data['context']} others on an {data['device']}: "
         f"ark's loop kernel, {_end(tasks):.0f} us "
-        f"({len(lanes)} of {data['processors']} processors)",
+        f"({len(processors)} of {data['processors']} processors)",
         f"torch.compile in a CUDA graph: {len(kernels)} kernels, {_end(kernels):.0f} us",
     )
     label = ". ".join(titles)
-    graph = 42 + len(lanes) * (LANE + GAP) + 34
+    graph = 42 + len(processors) * (LANE + GAP) + 34
     height = graph + LANE + 50
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
@@ -99,7 +99,7 @@ def picture(data: dict) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="28">{escape(titles[0])}</text>',
     ]
-    for row, (processor, spans) in enumerate(sorted(lanes.items())):
+    for row, (processor, spans) in enumerate(sorted(processors.items())):
         parts += _lane(f"processor {processor}", spans, 42 + row * (LANE + GAP), scale)
     parts.append(f'<text x="{LEFT}" y="{graph - 12}">{escape(titles[1])}</text>')
     parts += _lane("all processors", kernels, graph, scale)

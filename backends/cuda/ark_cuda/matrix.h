@@ -442,7 +442,7 @@ ARK_DEVICE void ark_matrix_expect_part(ark_u64* barrier, ark_u32 bytes) {
 // walks the task list independently of the computing warps. It never runs past a task that uses the
 // stages' memory for something else.
 //
-// When an operand is copied depends on who writes it. An operand that is read-only during the
+// The time of an operand's copy depends on its writer. An operand that is read-only during the
 // launch is copied as soon as stages are free, even in the preceding iteration, so that the barrier
 // between iterations costs no memory latency. If only the right operand (weights) is read-only, it
 // is copied to all free stages, and the left one follows. Rows of a growing cache are copied as

@@ -57,8 +57,8 @@ void check_initialised(const Access& x, ShadowPages& shadow, uint64_t offset, in
   if (missing == offset + count) return;
   const uint64_t at = address + (missing - offset);
   throw Fault{ErrorKind::Uninitialised,
-              *x.i.name + " reads bytes that nobody" +
-                  (x.lds ? " of the workgroup has written yet: " : " has written: ") + place(x, at),
+              *x.i.name + " reads bytes that were not written" +
+                  (x.lds ? " by the workgroup: " : ": ") + place(x, at),
               lane, at};
 }
 

@@ -58,7 +58,7 @@ class CheckedAgent final : public Agent {
 
   std::string read(uint64_t address, uint64_t size) override {
     return cells(address, size, [&](ShadowPages& shadow, uint64_t index, CellState& cell, uint8_t b) {
-      if (uninitialised(shadow, index, b)) return std::string("reads what nobody has written");
+      if (uninitialised(shadow, index, b)) return std::string("reads bytes that were not written");
       for (const Record& r : cell.writes) {
         if ((r.bytes & b) != 0 && !after_write(r)) return race("reads", r, "wrote");
       }

@@ -18,7 +18,7 @@ from ark.plan.types import PlanBuffer
 from ark.plan.verify import reads, verify
 
 ROWS, COLUMNS, ITEM_BYTES = 8, 4, 4
-MATRIX, LINE = (ROWS, COLUMNS), (ROWS * COLUMNS,)
+MATRIX, FLAT = (ROWS, COLUMNS), (ROWS * COLUMNS,)
 
 
 def _region(
@@ -63,7 +63,7 @@ def test_a_read_by_other_indices(written: Any, count: int, painted: bool, monkey
     buffer = PlanBuffer(0, "x", "activation", ROWS * COLUMNS * ITEM_BYTES)
     known = reads._Written(buffer, ITEM_BYTES)
     known.writes.append(_region(MATRIX, written, True))
-    lacking = known.lacks(_region(LINE, [([0], [count])], False))
+    lacking = known.lacks(_region(FLAT, [([0], [count])], False))
     bytes_of_rows = {row * COLUMNS + c for (row, _), (_, end) in written for c in range(end)}
     assert len(lacking) == (not set(range(count)) <= bytes_of_rows)
     assert bool(calls) == painted
