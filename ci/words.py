@@ -25,14 +25,20 @@ MESSAGE_CALLS = (
     "need",  # a check of ark.plan.params
 )
 PROSE = ("comment", "docstring", "error")
+BOUNDS = "MAX|MIN|MOST|LEAST|FEWEST|WIDEST|LONGEST|FEW|MANY|LONG|SHORT|LARGE|HUGE|SMALL"
+# Words that do not say what a constant bounds.
+BOUNDED = (
+    "HELD|EACH|ALONE|BEYOND|AHEAD|TOP|WAITING|STAGED|JOINED|STALLED|TOGETHER|GROWTH|FEW|PACKED"
+)
 NAME_PARTS = "what|whoever|nobody|somebody|everybody|anybody|anywhere|midst"
 
 
 @dataclass(frozen=True)
 class Pattern:
     """Words that must not be used. scopes: the kinds of text in which they count: `comment`,
-    `docstring`, `error` (a message), `name` (that is assigned or defined), `constant` (a module's
-    name for a number). hint: the replacement.
+    `docstring`, `error` (a message), `name` (that is assigned or defined), `constant` and
+    `constants` (a module's names for numbers), `token` (a name in device code). hint: the
+    replacement.
     """
 
     name: str
@@ -43,10 +49,10 @@ class Pattern:
 
 PATTERNS = (
     Pattern("question", r"\?(?=\s|$)", ("comment", "docstring"), 'state it: "True where ..."'),
-    Pattern("found-made", r"^(found|made)$", ("name",), "name what it holds: candidates, plan"),
+    Pattern("found-made", r"^_?(found|made)$", ("name",), "name what it holds: candidates, plan"),
     Pattern(
         "participle-name",
-        r"^(said|told|both|still|came|gone|took|again)$",
+        r"^_?(said|told|both|still|came|gone|took|again)$",
         ("name",),
         "name what it holds: message, seconds, remaining",
     ),
@@ -59,11 +65,18 @@ PATTERNS = (
     ),
     Pattern(
         "together",
-        r"^together$",
+        r"^_?together$",
         ("name",),
         "lockstep, collective, joint, concurrent, or a count of what",
     ),
-    Pattern("line", r"(^|_)LINE$", ("constant",), "BOX_ROW_BYTES, CACHE_LINE_BYTES"),
+    Pattern(
+        "vague-bound",
+        rf"^_?({BOUNDS})(_({BOUNDED}))?$",
+        ("constant", "constants"),
+        "say what it bounds and its unit: MAX_HELD_REGISTERS",
+    ),
+    Pattern("pack", r"^_?packs?$", ("name",), "vector (of one access), packed (weights)"),
+    Pattern("line", r"(^|_)LINE$", ("constant", "constants"), "BOX_ROW_BYTES, CACHE_LINE_BYTES"),
     Pattern("whoever", r"\bwhoever\b", PROSE, "name the caller, the task or the thread"),
     Pattern("who", r"\bwhom?\b", PROSE, "name the caller, the task or the thread"),
     Pattern("what-is", r"\bwhat (is|are)\b", PROSE, "use a noun: the bytes, the operand"),
@@ -102,8 +115,8 @@ PATTERNS = (
     ),
     Pattern(
         "renamed",
-        r"^(own_first|lay_sides|take_rows_early|in_waves|round_rows|give_logits|lower_rows)$",
-        ("name",),
+        r"^_?(own_first|lay_sides|take_rows_early|in_waves|round_rows|give_logits|lower_rows)$",
+        ("name", "token"),
         "the glossary's name",
     ),
     Pattern("not-built", r"\bnot built\b", ("error",), "is not supported"),
@@ -114,7 +127,8 @@ PATTERNS = (
     Pattern("so-many", r"\bso (many|much|few)\b", ("error",), "give the number"),
 )
 COMPILED = {p.name: (p, re.compile(p.regex, re.IGNORECASE)) for p in PATTERNS}
-COMPILED["bare-constant"] = (COMPILED["bare-constant"][0], re.compile(r"^_?[A-Z]+$"))
+for _name in ("bare-constant", "vague-bound", "line"):  # capitals only
+    COMPILED[_name] = (COMPILED[_name][0], re.compile(COMPILED[_name][0].regex))
 
 
 @dataclass(frozen=True, order=True)
@@ -149,7 +163,27 @@ def _called(node: ast.expr) -> str:
 
 
 def _number(node: ast.expr | None) -> bool:
+    """True for an expression of literal numbers, such as 1 << 20."""
+    if isinstance(node, ast.BinOp):
+        return _number(node.left) and _number(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return _number(node.operand)
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)
+
+
+def _constants(statement: ast.stmt) -> Iterator[tuple[str, int, str]]:
+    """Yields the names of a module's numbers: as `constant`, or as `constants` if one statement
+    assigns several, such as the sizes of a shape.
+    """
+    if not isinstance(statement, ast.Assign):
+        return
+    for target in statement.targets:
+        if isinstance(target, ast.Name) and _number(statement.value):
+            yield "constant", statement.lineno, target.id
+        elif isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+            for name, value in zip(target.elts, statement.value.elts, strict=False):
+                if isinstance(name, ast.Name) and _number(value):
+                    yield "constants", statement.lineno, name.id
 
 
 def texts(source: str) -> Iterator[tuple[str, int, str]]:
@@ -165,10 +199,7 @@ def texts(source: str) -> Iterator[tuple[str, int, str]]:
             comment = []
     tree = ast.parse(source)
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and _number(statement.value):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    yield "constant", statement.lineno, target.id
+        yield from _constants(statement)
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             if not isinstance(node, ast.Module):
@@ -179,6 +210,8 @@ def texts(source: str) -> Iterator[tuple[str, int, str]]:
             yield from _descriptions(node)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield "name", node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield "name", node.lineno, node.attr
         elif isinstance(node, ast.arg):
             yield "name", node.lineno, node.arg
         elif isinstance(node, ast.Call) and _called(node.func).endswith(MESSAGE_CALLS):

@@ -248,7 +248,7 @@ class Templates:
             access = Access(0, (0,) * len(items.shape), items.shape)
             rows = [(i, 0) for i in range(count)]
             strides = row_major(items.extents)
-            boxes = self._whole[key] = pack(
+            boxes = self._whole[key] = tile_boxes(
                 access, rows, [(access.lo, items.shape)], strides, itemsize
             )
         return boxes
@@ -302,11 +302,11 @@ def _boxes(sig: Signature, coords: Coords) -> tuple[Boxes, ...]:
                 ((*lo[:-1], lo[-1] // each), (*hi[:-1], -(-hi[-1] // each))) for lo, hi in boxes
             ]
             strides = (*(s // each for s in strides[:-1]), 1)
-        result.append(pack(first[key], rows, boxes, strides, operand.itemsize))
+        result.append(tile_boxes(first[key], rows, boxes, strides, operand.itemsize))
     return tuple(result)
 
 
-def pack(
+def tile_boxes(
     access: Access,
     rows: Sequence[tuple[int, int]],
     boxes: Sequence[tuple[tuple[int, ...], tuple[int, ...]]],

@@ -73,17 +73,17 @@ class Schedule:
             for step in range(1, barrier_step)
         ]
         # For each phase: `ended` maps a peer to the counter that the peer increments when it has
-        # ended an iteration. `told` lists the counters in peers' memory that this rank increments
-        # when it has ended an iteration.
+        # ended an iteration. `peer_counters` lists the counters in peers' memory that this rank
+        # increments when it has ended an iteration.
         self.ended: list[dict[int, int]] = [{} for _ in range(phases)]
-        self.told: list[list[int]] = [[] for _ in range(phases)]
+        self.peer_counters: list[list[int]] = [[] for _ in range(phases)]
         for number in range(phases):
             of = f" of phase {number}" if phases > 1 else ""
             for step in range(1, world_size if ended else 1):
                 peer = (rank + step) % world_size
                 self.ended[number][peer] = self.counter(f"ended+{step}{of}", 1, rank, True)
                 name = f"ended+{world_size - step}{of}"
-                self.told[number].append(self.counter(name, 0, peer, True))
+                self.peer_counters[number].append(self.counter(name, 0, peer, True))
 
     def counters(self) -> tuple[PlanCounter, ...]:
         return tuple(
@@ -388,4 +388,4 @@ class _PhaseRun:
         if tails:
             wait = self._counter(self.order.add_set(number, np.array(tails))), len(tails)
             self.waits[-1] = tuple(sorted((*self.waits[-1], wait)))
-        self.signals[-1] += [*self.s.barriers, *self.s.told[self.number]]
+        self.signals[-1] += [*self.s.barriers, *self.s.peer_counters[self.number]]

@@ -192,7 +192,7 @@ class Executor(LoadedPlan):
     def _watch(self, launch: Launch, iterations: int) -> Run:
         trouble = self._proxy.error if self._proxy is not None else None
         self.latest = Run(
-            launch, self._told, iterations, self.ranks, self.budget_s, self._explain, trouble
+            launch, self._host_words, iterations, self.ranks, self.budget_s, self._explain, trouble
         )
         return self.latest
 
@@ -227,8 +227,8 @@ class Executor(LoadedPlan):
 
     def check(self) -> None:
         """Raises GpuError if a wait has timed out in a replay of a graph."""
-        if int(self._told["error"][0]) != 0:
-            raise GpuError(self._explain(self._told[0]))
+        if int(self._host_words["error"][0]) != 0:
+            raise GpuError(self._explain(self._host_words[0]))
 
     def _reset(self, ends: Sequence[int], ordered: bool = False) -> None:
         """Resets counters, packets and other state to their values before the first iteration. All

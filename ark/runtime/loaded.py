@@ -108,7 +108,7 @@ class LoadedPlan(PlanMemory):
         self._received_bytes = max(ends, default=0)
         self._host = self._alloc(layout.dtype("ArkHost").itemsize, "host")
         assert self._host.host is not None
-        self._told = self._host.host.view(layout.dtype("ArkHost"))
+        self._host_words = self._host.host.view(layout.dtype("ArkHost"))
         variants = {kernel.machine.variant.name for kernel in self.kernels}
         self._queue = copy_queue(plan, self.device, bool(self._peers.far))
         if self._queue is None:

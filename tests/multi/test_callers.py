@@ -50,7 +50,7 @@ def interrupted(elements: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             ark.distributed.all_reduce(x)
         (call,) = functions.group()._calls[functions.group()._all_ranks].values()
-        assert int(call.executor._told["error"][0]) == 0  # it did not end by the time limit
+        assert int(call.executor._host_words["error"][0]) == 0  # it did not end by the time limit
     else:
         time.sleep(0.6)
         with pytest.raises(ark.SystemError, match="did not end: rank 0 reports: KeyboardInterrupt"):

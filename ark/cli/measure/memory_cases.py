@@ -14,8 +14,8 @@ from ark.cli.measure.case import OpCase
 from ark.cli.measure.peer import functional, import_torch
 from ark.ir.dtype import DataType, bf16, fp32, int32
 
-MEBI = 1 << 20
-FLAT, WIDE, SQUARE = (64 * MEBI,), (8192, 4096), (8192, 8192)
+MEBI_ELEMENTS = 1 << 20
+FLAT, WIDE, SQUARE = (64 * MEBI_ELEMENTS,), (8192, 4096), (8192, 8192)
 
 
 def _case(

@@ -73,7 +73,7 @@ def _rings(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
     return [[r for box in boxes for r in (*box[p:], *box[:p])] for p in places]
 
 
-def _both(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
+def _both_directions(b: ProgramBuilder, boxes: list[list[int]]) -> list[list[int]]:
     return [way for ring in _rings(b, boxes) for way in (ring, ring[::-1])]
 
 
@@ -119,8 +119,8 @@ _ALGORITHMS = [
     Algorithm(
         "bidirectional_ring",
         _in_two_shots(
-            lambda b, boxes: ring.reduce_scatter_ring(b, _both(b, boxes)),
-            lambda b, boxes: ring.gather_ring(b, _both(b, boxes)),
+            lambda b, boxes: ring.reduce_scatter_ring(b, _both_directions(b, boxes)),
+            lambda b, boxes: ring.gather_ring(b, _both_directions(b, boxes)),
         ),
         cut=2,
         dealt=True,

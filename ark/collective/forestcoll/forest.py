@@ -20,7 +20,7 @@ from ark.collective.forestcoll.in_network import draw_joint, loads
 from ark.collective.forestcoll.isomorphic import draw
 from ark.collective.forestcoll.network import Network, network
 from ark.collective.forestcoll.optimum import Optimum, balanced, cut_optimum, optimal, whole_units
-from ark.collective.forestcoll.packing import Branching, pack
+from ark.collective.forestcoll.packing import Branching, packed_trees
 from ark.collective.forestcoll.switches import Direct, remove_switches
 from ark.collective.forestcoll.symmetry import find_symmetry, unmoved
 from ark.collective.forestcoll.tree import Edge, Tree
@@ -191,7 +191,7 @@ def _weighted(topology: Topology) -> Forest | None:
     for each, shares in ((net, best.gather), (reverse, best.reduce)):
         part = replace(each, bandwidth=shares)
         try:
-            packed = _pack(part, part.capacity(scale), demand)
+            packed = _spanning_trees(part, part.capacity(scale), demand)
         except InternalError:
             return None
         check(part, scale, demand, packed)
@@ -224,7 +224,7 @@ def _gathering(
     result = _isomorphic(net, optimum)
     if result is None:
         _check_packable(net)
-        result = _pack(net, whole_units(net, net.capacity(optimum.scale)), demand)
+        result = _spanning_trees(net, whole_units(net, net.capacity(optimum.scale)), demand)
     check(net, optimum.scale, demand, result, topology.multicast)
     return optimum, result
 
@@ -256,7 +256,7 @@ def _isomorphic(net: Network, optimum: Optimum) -> tuple[Tree, ...] | None:
     return tuple(sorted(images, key=lambda tree: tree.root))
 
 
-def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
+def _spanning_trees(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
     """Returns trees that are packed one by one between ranks after switches have been removed.
     Their edges have the physical paths through the switches.
     """
@@ -264,7 +264,7 @@ def _pack(net: Network, capacities: Ints, demand: Ints) -> tuple[Tree, ...]:
     matrix = np.zeros((nodes, nodes), dtype=np.int64)
     matrix[net.tails, net.heads] = capacities
     direct = remove_switches(matrix, demand)
-    packed = pack(direct.matrix, demand)
+    packed = packed_trees(direct.matrix, demand)
     return tuple(_with_paths(net.topology, direct, branching) for branching in packed)
 
 

@@ -50,7 +50,7 @@ class Branching:
 Family = list[Branching]  # a tree and its images
 
 
-def pack(matrix: Ints, demand: Ints) -> list[Branching]:
+def packed_trees(matrix: Ints, demand: Ints) -> list[Branching]:
     """Returns trees, of which demand[v] are rooted at v. They use at most matrix[x, y] units of the
     pair (x, y).
 
@@ -58,7 +58,7 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
     tallest trees and a random part of the other trees are removed and packed again, a fixed number
     of times. The packing with the lowest trees is returned.
     """
-    families = _pack(matrix, demand, np.zeros_like(matrix))
+    families = _packed_families(matrix, demand, np.zeros_like(matrix))
     least = _eccentricity(matrix, demand)
     for attempt in range(_MAX_REPACKINGS if len(demand) <= _MOST_RANKS_REPACKED else 0):
         height, _ = best = _heights(families)
@@ -73,7 +73,7 @@ def pack(matrix: Ints, demand: Ints) -> list[Branching]:
             for edge in tree.edges:
                 residual[edge] -= tree.count
         taste = random.integers(0, 2, matrix.shape)
-        repacked = kept + _pack(residual, pending, taste)
+        repacked = kept + _packed_families(residual, pending, taste)
         if _heights(repacked) < best:
             families = repacked
     return list(itertools.chain(*families))
@@ -100,7 +100,7 @@ def _eccentricity(matrix: Ints, demand: Ints) -> int:
     return farthest
 
 
-def _pack(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
+def _packed_families(matrix: Ints, demand: Ints, taste: Ints) -> list[Family]:
     """Returns spanning trees with their images under the network's symmetries; demand[v] of them
     are rooted at rank v. The next tree is always rooted at the rank with the most missing trees.
     Otherwise some root would get only trees that are packed late, which are tall.
@@ -154,7 +154,7 @@ def _grow(residual: Ints, pending: Ints, pool: Pool, root: int, taste: Ints) -> 
     tree and its images are subtracted from `residual`, every cut still has the capacity for the
     demands that remain. The number of copies is as large as capacities and cuts allow. Without
     symmetries (a group of one element) there always is such a tree (Berczi and Frank 2010).
-    `taste`: see _pack.
+    `taste`: see _packed_families.
     """
     while True:
         drawing = Drawing(residual, pending, pool, root, taste)

@@ -96,7 +96,7 @@ def carried(program: CollectiveProgram) -> Carried:
     return result
 
 
-def pack(value: Any) -> str:
+def compressed(value: Any) -> str:
     """Encodes a value as JSON, compressed by deflate, in base64. The page stores all runs in this
     form; the browser decodes only the run that the user selects.
     """
@@ -154,6 +154,6 @@ def _run(
             round(sum(latency[hop] for hop in itertools.pairwise(route)), 3) for route in routes
         ],
         "ticks": TICKS_PER_RUN,
-        "packed": pack([ops, times]),
+        "packed": compressed([ops, times]),
         "shown": shown,
     }

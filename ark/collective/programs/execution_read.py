@@ -115,7 +115,7 @@ class _Reader:
         self.root = root if self.collective.rooted else None
         self.blocks = [self._blocks(gpu) for gpu in plan.gpus]
         self.pairs = self._pairs()
-        self.told: dict[tuple[int, int], deque[frozenset[OpRef]]] = defaultdict(deque)
+        self.signal_queues: dict[tuple[int, int], deque[frozenset[OpRef]]] = defaultdict(deque)
         self.released: dict[tuple[int, int], deque[frozenset[OpRef]]] = defaultdict(deque)
         for gpu in plan.gpus:
             for number, semaphore in enumerate(gpu.semaphores):
@@ -234,7 +234,7 @@ class _Reader:
         """
         op = block.ops[block.done]
         if op.name in ("wait", "rlxwait"):
-            queues = [self.told[rank, self._key(op, each)]
+            queues = [self.signal_queues[rank, self._key(op, each)]
                       for each in self._channels(rank, number, op)]  # fmt: skip
             if not self._take(queues, block):
                 return False
@@ -253,7 +253,7 @@ class _Reader:
         if op.name in ("signal", "rlxsignal", "pws", "pwsf"):
             for each in self._channels(rank, number, op):
                 peer, other = self.pairs[op.channel_type or "", rank, each]
-                self.told[peer, self._key(op, other)].append(frozenset(block.after))
+                self.signal_queues[peer, self._key(op, other)].append(frozenset(block.after))
         block.done += 1
         return True
 

@@ -141,14 +141,16 @@ class _Writer:
             for number, block in enumerate(blocks)
             for i in block.ops
         }
-        self.told: dict[tuple[_At, _At], int] = {}  # numbers of signals from one block to another
+        self.signal_counts: dict[
+            tuple[_At, _At], int
+        ] = {}  # numbers of signals from one block to another
         self.latest: dict[tuple[_At, _At], int] = {}
         self._connect()
         self.connected: list[list[int]] = [[] for _ in range(program.ranks)]
         self.channel: dict[tuple[_At, _At], int] = {}
         self.to_peer: dict[tuple[_At, int], _At] = {}
         self.remote: list[list[tuple[int, form.Place]]] = [[] for _ in range(program.ranks)]
-        for one, other in sorted({tuple(sorted(pair)) for pair in self.told}):
+        for one, other in sorted({tuple(sorted(pair)) for pair in self.signal_counts}):
             for here, there in ((one, other), (other, one)):
                 self.channel[here, there] = len(self.connected[here[0]])
                 self.connected[here[0]].append(there[0])
@@ -210,7 +212,7 @@ class _Writer:
                 opened.setdefault(((ref.rank, self.home[ref]), peer), ref)
         for (at, peer), ref in opened.items():
             opener = (peer, min(heard[ref]))
-            self.told[opener, at] = 1
+            self.signal_counts[opener, at] = 1
             self.blocks[peer][opener[1]].opens.append(at)
             self.blocks[at[0]][at[1]].waits[ref.position].append((opener, 1))
         for ref, at, before in needs:
@@ -223,9 +225,9 @@ class _Writer:
         if self.latest.get((source, at), -1) >= ref.position:
             return  # the block has already waited for a later signal
         self.latest[source, at] = ref.position
-        self.told[source, at] = self.told.get((source, at), 0) + 1
+        self.signal_counts[source, at] = self.signal_counts.get((source, at), 0) + 1
         self.blocks[ref.rank][source[1]].signals[ref.position].append(at)
-        waits.append((source, self.told[source, at]))
+        waits.append((source, self.signal_counts[source, at]))
 
     def plan(self) -> form.ExecutionPlan:
         """The whole plan."""

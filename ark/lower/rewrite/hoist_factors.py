@@ -37,7 +37,7 @@ def hoist_factors(graph: Graph, context: Context) -> Graph:
     nodes: list[Node] = []
     for _, phase in itertools.groupby(graph.nodes, lambda n: n.phase):
         each = [_Factors(graph, node, written, numbers, least) for node in phase]
-        nodes += [new_node for one in each for new_node in one.made]
+        nodes += [new_node for one in each for new_node in one.hoisted]
         nodes += [one.node for one in each]
     return graph.with_nodes(nodes)
 
@@ -58,7 +58,7 @@ class _Factors:
         least: int,
     ) -> None:
         self.node = node
-        self.made: list[Node] = []
+        self.hoisted: list[Node] = []
         self._graph, self._written, self._numbers = graph, written, numbers
         self._inputs = list(node.inputs)
         self._known: dict[str, expression.Tree] = {}
@@ -68,7 +68,7 @@ class _Factors:
             return
         self._before = BEFORE[name]
         tree = self._replaced(node.attrs[name])
-        if self.made:
+        if self.hoisted:
             read = sorted(expression.reads(tree))
             first = [0] if self._before else []  # the product
             kept = [i for i in read if i not in first]
@@ -119,7 +119,7 @@ class _Factors:
         out = self._graph.tensor(shape, fp32, name=f"{node.name}.factor")
         leaves = {old: new for new, old in enumerate(sorted(expression.reads(tree)))}
         number, attrs = next(self._numbers), {"expr": _renumbered(tree, leaves)}
-        self.made.append(node.beside(number, "elementwise", operands, out, attrs, waits=False))
+        self.hoisted.append(node.beside(number, "elementwise", operands, out, attrs, waits=False))
         self._inputs.append(out)
         return expression.leaf(len(self._inputs) - 1 - self._before)
 

@@ -49,7 +49,7 @@ class _Finder:
         self.graph, self.machine, self.options, self.kept = graph, machine, options, kept
         self.uses, self.writers = graph.view.working.touches, graph.view.working.writers
         self.replaced: dict[int, Node] = {}
-        self.gone: set[int] = set()
+        self.replaced_makers: set[int] = set()
 
     def rewritten(self) -> Graph:
         for node in self.graph.nodes:
@@ -57,7 +57,12 @@ class _Finder:
                 continue
             writers = self.writers.get(node.inputs[0].buffer.id) if node.inputs else None
             maker = writers[-1] if writers else None
-            if maker is None or maker.hints or maker.phase != node.phase or maker.id in self.gone:
+            if (
+                maker is None
+                or maker.hints
+                or maker.phase != node.phase
+                or maker.id in self.replaced_makers
+            ):
                 continue
             kind = _kind(maker, node)
             if (
@@ -66,8 +71,8 @@ class _Finder:
                 and operands_unchanged(self.graph, None, maker, node)
             ):
                 self.replaced[node.id] = _joined(kind, maker, node)
-                self.gone.add(maker.id)
-        left = (n for n in self.graph.nodes if n.id not in self.gone)
+                self.replaced_makers.add(maker.id)
+        left = (n for n in self.graph.nodes if n.id not in self.replaced_makers)
         graph = self.graph.with_nodes(self.replaced.get(n.id, n) for n in left)
         for node in self.replaced.values():
             if node.type == SUM:

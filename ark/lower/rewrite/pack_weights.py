@@ -92,9 +92,9 @@ class _Finder:
             return None
         weight = node.inputs[1]
         fits = len(weight.shape) == len(tensor.shape) == 2 and tensor.dtype == fp32
-        return node if fits and self.packs(weight) else None
+        return node if fits and self.may_be_packed(weight) else None
 
-    def packs(self, given: Tensor) -> bool:
+    def may_be_packed(self, given: Tensor) -> bool:
         """True for a whole parameter that may be stored in another order."""
         whole = given.dense and given.nbytes == given.buffer.nbytes
         own = given.buffer.arena == "parameter" and given.buffer.id not in self.kept
@@ -112,7 +112,7 @@ class _Finder:
             given = sorted(add.inputs, key=lambda t: len(t.shape))
             bias, summed = given
             fits = bias.shape == summed.shape[-1:] and summed.shape == add.outputs[0].shape
-            if not fits or bias.dtype != fp32 or not self.packs(bias):
+            if not fits or bias.dtype != fp32 or not self.may_be_packed(bias):
                 return list(tensors), [], []
             sums.append(summed)
             biases.append(bias)

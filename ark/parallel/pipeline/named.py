@@ -52,7 +52,9 @@ class Spans:
     shared: int = 1
 
 
-def _both(stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans) -> list[Block]:
+def _forward_and_backward(
+    stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans
+) -> list[Block]:
     """Forward blocks through all stages, each of which allocates a unit of memory, then backward
     blocks in reverse order, each of which frees it.
     """
@@ -66,7 +68,7 @@ def _both(stages: Sequence[tuple[str, tuple[int, ...]]], spans: Spans) -> list[B
 
 
 def _v(devices: int, spans: Spans) -> list[Block]:
-    return _both([(str(d), (d,)) for d in range(devices)], spans)
+    return _forward_and_backward([(str(d), (d,)) for d in range(devices)], spans)
 
 
 def _backward_first(name: str, batch: int) -> tuple[int, ...]:
@@ -93,7 +95,7 @@ def _1f1b(devices: int, spans: Spans) -> Named:
 def _interleaved(devices: int, spans: Spans) -> Named:
     """1F1B with several stages per device. Stage i is on device i modulo the number of devices."""
     count = devices * STAGES_PER_DEVICE
-    blocks = _both([(str(i), (i % devices,)) for i in range(count)], spans)
+    blocks = _forward_and_backward([(str(i), (i % devices,)) for i in range(count)], spans)
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         chunk, device = divmod(int(name[1:]), devices)
@@ -138,7 +140,7 @@ def _chimera(devices: int, spans: Spans) -> Named:
     """Two pipelines in opposite directions. Each device has one stage of each pipeline."""
     down = [(f"{d}.down", (d,)) for d in range(devices)]
     up = [(f"{d}.up", (d,)) for d in reversed(range(devices))]
-    blocks = [*_both(down, spans), *_both(up, spans)]
+    blocks = [*_forward_and_backward(down, spans), *_forward_and_backward(up, spans)]
 
     def priority(name: str, batch: int) -> tuple[int, ...]:
         number, _, way = name[1:].partition(".")
@@ -154,7 +156,9 @@ def _interlaced(devices: int, spans: Spans) -> Named:
     layers.
     """
     every = tuple(range(devices))
-    blocks = _both([("in", every), *((str(d), (d,)) for d in range(devices))], spans)
+    blocks = _forward_and_backward(
+        [("in", every), *((str(d), (d,)) for d in range(devices))], spans
+    )
     placed = [
         Block(b.name, spans.shared, 0, b.devices, b.after) if b.name[1:] == "in" else b
         for b in blocks

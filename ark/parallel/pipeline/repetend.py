@@ -218,7 +218,7 @@ def search(placement: Placement, memory: Sequence[int], seconds: float) -> Repet
         answer, starts = ask(most)
         if answer == "impossible":
             raise PlanError(
-                f"no order of the blocks fits into memory of {_said(memory)}: a single "
+                f"no order of the blocks fits into memory of {_listed(memory)}: a single "
                 "micro-batch needs more; give more memory, or blocks that need less"
             )
         if answer == "unknown":
@@ -263,5 +263,5 @@ def _one_by_one(placement: Placement, memory: Sequence[int]) -> list[int]:
     return starts
 
 
-def _said(memory: Sequence[int]) -> str:
+def _listed(memory: Sequence[int]) -> str:
     return str(memory[0]) if len(set(memory)) == 1 else str(list(memory))

@@ -62,7 +62,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flag: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
 
 
-class _Said(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data about a rank's plan that ranks exchange. refused: the reason why the rank cannot run
     its own plan; empty if it can.
     """
@@ -305,7 +305,7 @@ def tell(
     refused: the error for which this rank refuses its own plan, or None.
     """
     words = str(refused)[:2000] if refused else ""
-    statement = _Said(plan.rank, plan.world_size, words, list(messages))
+    statement = _Statement(plan.rank, plan.world_size, words, list(messages))
     check(ranks.all_gather(msgspec.json.encode(statement)))
 
 
@@ -335,9 +335,9 @@ def check(texts: Sequence[bytes]) -> None:
         _check_pairs(key, sent[key], received[key])
 
 
-def _read(rank: int, text: bytes) -> _Said:
+def _read(rank: int, text: bytes) -> _Statement:
     try:
-        return msgspec.json.decode(text, type=_Said, strict=True)
+        return msgspec.json.decode(text, type=_Statement, strict=True)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise PlanError(
             f"rank {rank} did not describe its messages as ARK's plan layout requires ({error}); "

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ark.plan.access import region
-from ark.plan.boxes import pack
+from ark.plan.boxes import tile_boxes
 from ark.plan.kind import Access
 from ark.plan.types import PlanBuffer, PlanTensor
 from tests.slow import examples
@@ -58,7 +58,7 @@ def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
     for start, (tensor, itemsize, boxes) in ((0, left), (shift, right)):
         buffer = PlanBuffer(0, "b", "activation", BUFFER_BYTES, start)
         rows = [(i, i) for i in range(len(boxes))]
-        packed = pack(boxes[0], rows, [(b.lo, b.hi) for b in boxes], tensor.strides, itemsize)
+        packed = tile_boxes(boxes[0], rows, [(b.lo, b.hi) for b in boxes], tensor.strides, itemsize)
         regions.append(region(0, packed, tensor, buffer))
     if regions[0].same_frame(regions[1]) and shift:
         return  # one buffer has one address

@@ -223,7 +223,7 @@ class _Sum(Product):
                     tuple((lowering.semaphore(self.rank, f"{t.name}.{i}"), parts) for t in received)
                 )
                 if signals:
-                    names = [self._told(round_index, s, i) for s in steps]
+                    names = [self._sum_counter(round_index, s, i) for s in steps]
                     peers = [self.peer(s) for s in steps]
                     group.sends.append(tuple(map(lowering.semaphore, peers, names)))
         for step in steps if self.everywhere and not signals else ():
@@ -233,7 +233,9 @@ class _Sum(Product):
             )
             peer = self.peer(step)
             copied.sends = [
-                tuple(lowering.semaphore(peer, self._told(round_index, step, i)) for i in rows)
+                tuple(
+                    lowering.semaphore(peer, self._sum_counter(round_index, step, i)) for i in rows
+                )
                 for rows in self.copied(end - begin)
             ]
 
@@ -243,7 +245,7 @@ class _Sum(Product):
             return len(cut[row])
         return 1 if self._copied(round_index) else self.across()
 
-    def _told(self, round_index: int, step: int, row: int) -> str:
+    def _sum_counter(self, round_index: int, step: int, row: int) -> str:
         """The name of the counter that this rank signals when it has sent the sum of a row of tiles
         to the rank that is `step` ranks after this one. The counter is on that rank.
         """

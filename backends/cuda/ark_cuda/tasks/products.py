@@ -28,8 +28,8 @@ from ark_cuda.tasks.wgmma import BYTES, HALVES, multiply, once, sum_of
 
 HEIGHTS = (64, 128)
 BOX_COLUMNS = 64  # columns of a box, if k is not the contiguous dimension
-_BOTH = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
-WIDTHS = {64: _BOTH, 128: (*_BOTH, 144)}  # columns of tiles, by their rows
+_COMMON_WIDTHS = (MIN_TILE_COLUMNS, 64, 96, 128, 160, 192, 224, 256)
+WIDTHS = {64: _COMMON_WIDTHS, 128: (*_COMMON_WIDTHS, 144)}  # columns of tiles, by their rows
 STAGE_K_BYTES = 128  # bytes along k in a stage, per row
 SLAB_COLUMNS = 64  # columns that pass through a slab at a time
 # For small tiles: lines along k in a stage, and how many such stages must at least fit.

@@ -17,7 +17,7 @@ from ark.collective.forestcoll.cuts import violated_in
 from ark.collective.forestcoll.forest import check
 from ark.collective.forestcoll.network import network
 from ark.collective.forestcoll.optimum import whole_units
-from ark.collective.forestcoll.packing import pack
+from ark.collective.forestcoll.packing import packed_trees
 from ark.collective.forestcoll.switches import remove_switches
 from ark.collective.forestcoll.symmetry import find_symmetry, groups_of
 from ark.collective.forestcoll.tree import Edge, Tree
@@ -84,7 +84,7 @@ def test_packing_without_the_symmetric_drawing(name):
     direct = remove_switches(matrix, demand)
     load = np.zeros_like(direct.matrix)
     roots = np.zeros_like(demand)
-    for tree in pack(direct.matrix, demand):
+    for tree in packed_trees(direct.matrix, demand):
         graph = networkx.DiGraph(tree.edges)
         assert networkx.is_arborescence(graph)
         assert len(graph) == len(demand)
