@@ -87,7 +87,7 @@ class Depthwise(ChannelsLastKind):
         vector, patch = _vector(sig), sig.read(DepthwiseParams).patch
         body = _patches(sig, patch) if patch and vector > 1 else _walk(sig, vector, machine)
         if vector > 1:
-            body = where_aligned(sig, body, _walk(sig, 1, machine))
+            body = text.where_aligned(sig, by_vectors(sig), body, _walk(sig, 1, machine))
         return text.function(name, declared(sig) + body)
 
 

@@ -106,12 +106,10 @@ class Pool(TaskKind):
             return text.function(
                 name, declare + each(p.tile, fold(sig.operands[1].shape), _one(sig))
             )
-        vector, single = _vector(sig), _walk(sig)
-        if vector == 1:
-            return text.function(name, declare + single)
-        vectors, asked = _walk_vectors(sig, vector), text.addresses(sig, (0, 1))
-        body = f"  if (ark_aligned({asked})) {{\n{vectors}  }} else {{\n{single}  }}\n"
-        return text.function(name, declare + (vectors if asked == "0u" else body))
+        many, body = vector(p, p.tile, sig), _walk(sig)
+        if many > 1:
+            body = text.where_aligned(sig, (0, 1), _walk_vectors(sig, many), body)
+        return text.function(name, declare + body)
 
 
 def _names(sig: Signature) -> tuple[list[str], list[str]]:
@@ -242,43 +240,30 @@ def _walk(sig: Signature) -> str:
     return _called(sig, "ark_each_window", "", body, "float made", store)
 
 
-def _vector(sig: Signature) -> int:
-    """The number of neighbouring results in the last dimension that a thread computes together. It
-    is a vector of VECTOR_BYTES if windows have size 1 in that dimension and rows consist of whole
-    vectors, otherwise 1.
-    """
-    p, (source, out) = sig.read(PoolParams), sig.operands
-    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
-    vector = text.VECTOR_BYTES // source.itemsize
-    counts = (source.shape[-1], out.shape[-1], p.tile[3], *source.strides[:-1], *out.strides[:-1])
-    beside = source.strides[-1] == out.strides[-1] == 1 and source.dtype == out.dtype
-    return vector if plain and beside and all(n % vector == 0 for n in counts) else 1
-
-
-def _walk_vectors(sig: Signature, vector: int) -> str:
+def _walk_vectors(sig: Signature, many: int) -> str:
     """Statements in which all threads compute the results of neighbouring windows as vectors."""
     p, out = sig.read(PoolParams), sig.operands[1]
     names, at = _names(sig)
     element = text.load(sig, 0, "loaded.v", "j")
-    each = f"#pragma unroll\n    for (int j = 0; j < {vector}; ++j)"
+    each = f"#pragma unroll\n    for (int j = 0; j < {many}; ++j)"
     inner = (
-        f"      const auto loaded = ark_load_pack<{vector}>(p0 + {text.offset(sig, 0, at)});\n"
+        f"      const auto loaded = ark_load_pack<{many}>(p0 + {text.offset(sig, 0, at)});\n"
         f"{each} {{\n      const float v = {_there(sig)} ? {element} : {_start(p)};\n"
         f"      {_join(sig, '[j]', True)}\n    }}\n"
     )
     body = (
-        f"{_declared(p, f'[{vector}]')}{each} {{ {_cleared(p, '[j]')} }}\n"
+        f"{_declared(p, f'[{many}]')}{each} {{ {_cleared(p, '[j]')} }}\n"
         f"    int many = 0;\n    (void)many;\n{_over_window(sig, inner, True)}"
-        f"    ArkPack<{out.ctype}, {vector}> made;\n"
+        f"    ArkPack<{out.ctype}, {many}> made;\n"
         f"{each} {text.store(sig, 1, 'made.v', 'j', _result(p, '[j]'))}\n"
         "    return made;\n"
     )
-    store = f"ark_store_pack<{vector}>(p1 + {text.offset(sig, 1, names)}, made);"
+    store = f"ark_store_pack<{many}>(p1 + {text.offset(sig, 1, names)}, made);"
     in_flight = VECTORS_IN_FLIGHT
     if math.prod(p.size) * in_flight > MAX_WINDOW_LOADS:
         in_flight = 1
-    constants = f", {vector}, {in_flight}"
-    given = f"const ArkPack<{out.ctype}, {vector}>& made"
+    constants = f", {many}, {in_flight}"
+    given = f"const ArkPack<{out.ctype}, {many}>& made"
     return _called(sig, "ark_each_window_pack", constants, body, given, store)
 
 

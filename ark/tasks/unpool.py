@@ -85,12 +85,10 @@ class Unpool(TaskKind):
         single = (in_order if not machine.cooperative else each_index)(
             p.tile, fold(out.shape), _one(sig)
         )
-        vector = _vector(sig) if machine.cooperative else 1
-        if vector == 1:
-            return text.function(name, declare + single)
-        vectors, asked = _walk_vectors(sig, vector), text.addresses(sig, (0, 1, 2))
-        body = f"  if (ark_aligned({asked})) {{\n{vectors}  }} else {{\n{single}  }}\n"
-        return text.function(name, declare + (vectors if asked == "0u" else body))
+        many = vector(p, p.tile, sig) if machine.cooperative else 1
+        if many > 1:
+            single = text.where_aligned(sig, (0, 1, 2), _walk_vectors(sig, many), single)
+        return text.function(name, declare + single)
 
 
 def _over_windows(sig: Signature, body: str) -> str:
@@ -127,43 +125,30 @@ def _one(sig: Signature) -> str:
     return f"    float total = 0.0f;\n{_over_windows(sig, inner)}    {store}\n"
 
 
-def _vector(sig: Signature) -> int:
-    """The number of neighbouring pixels in the last dimension that a thread computes together: a
-    vector of VECTOR_BYTES if windows have size 1 in that dimension and rows consist of whole
-    vectors, otherwise 1.
-    """
-    p, out = sig.read(UnpoolParams), sig.operands[2]
-    plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
-    vector = text.VECTOR_BYTES // out.itemsize
-    counts = [n for o in sig.operands for n in (o.shape[-1], *o.strides[:-1])] + [p.tile[3]]
-    beside = all(o.strides[-1] == 1 and o.dtype == out.dtype for o in sig.operands)
-    return vector if plain and beside and all(n % vector == 0 for n in counts) else 1
-
-
-def _walk_vectors(sig: Signature, vector: int) -> str:
+def _walk_vectors(sig: Signature, many: int) -> str:
     """Statements in which all threads compute neighbouring pixels as vectors."""
     out, at = sig.operands[2], _at(sig)
     names = indices(out.shape)
-    each = f"#pragma unroll\n    for (int j = 0; j < {vector}; ++j)"
+    each = f"#pragma unroll\n    for (int j = 0; j < {many}; ++j)"
     value, place = text.load(sig, 0, "values.v", "j"), text.load(sig, 1, "places.v", "j")
     inner = (
-        f"      const auto places = ark_load_pack<{vector}>(p1 + {text.offset(sig, 1, at)});\n"
-        f"      const auto values = ark_load_pack<{vector}>(p0 + {text.offset(sig, 0, at)});\n"
+        f"      const auto places = ark_load_pack<{many}>(p1 + {text.offset(sig, 1, at)});\n"
+        f"      const auto values = ark_load_pack<{many}>(p0 + {text.offset(sig, 0, at)});\n"
         f"{each} total[j] += {place} == tap ? {value} : 0.0f;\n"
     )
     body = (
-        f"    float total[{vector}] = {{}};\n{_over_windows(sig, inner)}"
-        f"    ArkPack<{out.ctype}, {vector}> made;\n"
+        f"    float total[{many}] = {{}};\n{_over_windows(sig, inner)}"
+        f"    ArkPack<{out.ctype}, {many}> made;\n"
         f"{each} {text.store(sig, 2, 'made.v', 'j', 'total[j]')}\n    return made;\n"
     )
-    store = f"ark_store_pack<{vector}>(p2 + {text.offset(sig, 2, names)}, made);"
+    store = f"ark_store_pack<{many}>(p2 + {text.offset(sig, 2, names)}, made);"
     box_of = tile_type(sig.read(UnpoolParams).tile, fold(out.shape))
     listed = ", ".join(f"int {i}" for i in NAMES)
     unused = " ".join(f"(void){i};" for i in NAMES)
     return (
-        f"  ark_each_window_pack<{box_of}, {vector}, 1>(t.coord,\n"
+        f"  ark_each_window_pack<{box_of}, {many}, 1>(t.coord,\n"
         f"      [&]({listed}) {{\n    {unused}\n{body}  }},\n"
-        f"      [&](const ArkPack<{out.ctype}, {vector}>& made, {listed}) "
+        f"      [&](const ArkPack<{out.ctype}, {many}>& made, {listed}) "
         f"{{ {unused} {store} }});\n"
     )
 

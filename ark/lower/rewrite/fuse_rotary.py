@@ -154,7 +154,9 @@ def _halves(
         attrs = {"expr": expression.typed(tree, kinds, out.dtype.name)}
         part = _half(out, half)
         output = graph.tensor_like(part, part.buffer, part.name)
-        halves.append(last.beside(next(numbers), "elementwise", inputs, output, attrs, name="rotary"))
+        halves.append(
+            last.beside(next(numbers), "elementwise", inputs, output, attrs, name="rotary")
+        )
     return [*halves, *behind]
 
 

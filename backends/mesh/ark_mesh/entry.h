@@ -27,7 +27,7 @@ struct MeshParams {
   ark_u64 host;        // ArkHost
   ark_u64 counts;      // two words: supersteps so far, and bytes exchanged in them
   ark_u64 idle_ns;     // longest wait for the host's permission in persistent mode
-  ark_u32 count;  // number of cores
+  ark_u32 count;       // number of cores
   ark_u32 phases;
   ark_u32 persistent;
   ark_u32 first;  // iteration

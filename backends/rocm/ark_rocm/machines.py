@@ -209,7 +209,6 @@ def opened(
         like,
         processors=processors,
         shared_bytes=shared_bytes - RESERVED,
-        variants=(block(BLOCK_WARPS, stage_bytes=STAGE_BYTES, in_flight=STAGES_IN_FLIGHT),),
         memory_bytes=memory,
         bandwidth_gbps=like.bandwidth_gbps * scale,
         tflops=like.tflops * scale,

@@ -128,7 +128,7 @@ def test_every_command_has_an_example_in_its_help() -> None:
     ("name", "line"), [(name, line) for name, lines in EXAMPLES.items() for line in lines]
 )
 def test_examples_are_commands_that_parse(name: str, line: str) -> None:
-    program, *words = shlex.split(line.split(" > ", maxsplit=1)[0])
+    program, *words = shlex.split(re.split(" >>? ", line, maxsplit=1)[0])
     assert program == "ark" and words[: len(name.split())] == name.split()
     LEAVES[name].parse_args(words[len(name.split()) :])
 

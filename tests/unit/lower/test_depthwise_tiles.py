@@ -43,13 +43,13 @@ def test_a_tile_fits_into_shared_memory_and_registers(name: str, seed: int) -> N
             (draw.randint(1, 7), draw.randint(1, 7)), draw.randint(1, 3), draw.randint(1, 2)
         )
         itemsize = draw.choice((2, 4))
-        pack = VECTOR_BYTES // itemsize
-        shape = (draw.randint(1, 9), draw.randint(1, 60), draw.randint(1, 60), 3 * pack)
+        vector = VECTOR_BYTES // itemsize
+        shape = (draw.randint(1, 9), draw.randint(1, 60), draw.randint(1, 60), 3 * vector)
         chosen = depthwise_tile(window, shape, itemsize, model)
         if chosen is None:
             continue
         tile, (rows, columns) = chosen
-        assert tile[3] % pack == 0
+        assert tile[3] % vector == 0
         assert all(1 <= t <= n for t, n in zip(tile, shape, strict=True))
         assert rows <= tile[1] and columns <= tile[2]
         needed = depthwise_form.shared_bytes(window, tile, (rows, columns), itemsize)

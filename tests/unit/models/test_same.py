@@ -28,7 +28,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2, timeout=60)
-        self.said: list[bytes] = [b"", b""]
+        self.sent: list[bytes] = [b"", b""]
 
     def rank(self, number: int) -> Pair.Rank:
         return Pair.Rank(self, number)
@@ -38,9 +38,9 @@ class Pair:
             self.pair, self.number = pair, number
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            self.pair.said[self.number] = data
+            self.pair.sent[self.number] = data
             self.pair.barrier.wait()
-            actual = list(self.pair.said)
+            actual = list(self.pair.sent)
             self.pair.barrier.wait()
             return actual
 

@@ -10,7 +10,6 @@ vendor-independent body computes all other cases. Called by the source writer th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import resources
 
 from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
@@ -97,15 +96,15 @@ def matrix_of(sig: Signature, machine: Machine) -> Matrix | None:
     codes = _load_codes(dtype)
     span = machine.lanes // MATRIX_ROWS * codes  # codes of a row in a wave's load
     pieces = -(-dtype.columns // (span * machine.warps))
-    full = dtype.columns >= linear.MATRIX_FILL * pieces * span * machine.warps
+    full = dtype.columns >= linear.MIN_MATRIX_FILL_SHARE * pieces * span * machine.warps
     whole = dtype.columns % codes == 0
     # The input takes 4 registers for each 8 codes of a lane.
-    fits = pieces * codes <= 8 * linear.MATRIX_LOADS
+    fits = pieces * codes <= 8 * linear.MATRIX_LOADS_IN_FLIGHT
     if not (full and whole and fits) or not machine.has(Capability.MFMA) or machine.lanes != 64:
         return None
     fours = -(-_rows(sig, machine) // MATRIX_ROWS)
-    ahead = min(fours, linear.MATRIX_LOADS // pieces)
-    chunk = min(pieces, -(-linear.MATRIX_CHUNK * linear.MATRIX_PIECE // span))
+    ahead = min(fours, linear.MATRIX_LOADS_IN_FLIGHT // pieces)
+    chunk = min(pieces, -(-linear.MATRIX_CHUNK_PIECES * linear.MATRIX_PIECE_ELEMENTS // span))
     sums = -(-(-(-fours // ahead) * ahead) // 4) * 16 * machine.warps
     spread = 3 * (chunk * span + 16) * machine.warps
     nbytes = 4 * (sums + 2 * machine.warps) + 2 * spread
