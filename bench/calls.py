@@ -156,8 +156,8 @@ def measured(name: str, place: str, peers: bool, lock: Path | None = None) -> di
         kernel(example)
         figures["module"] = _measured(partial(kernel, example), place, lock)
         for program in PROGRAMS:
-            if program._streamed is not None and program._streamed._again is not None:
-                program._streamed._again = launch.around(program._streamed._again)  # type: ignore[assignment]
+            if program._streamed is not None and program._streamed._run_once_more is not None:
+                program._streamed._run_once_more = launch.around(program._streamed._run_once_more)  # type: ignore[assignment]
         _measured(partial(kernel, example), place, lock)
     return {**figures, "part": part.tenth, "launch": launch.tenth}
 

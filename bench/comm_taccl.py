@@ -21,7 +21,7 @@ from ark.collective.taccl import Sketch, default_sketch, logical, order, route
 from ark.collective.taccl.lower import lower
 from ark.collective.topology import load
 
-SIZE = 1 << 20  # bytes of one rank's share
+SHARE_BYTES = 1 << 20  # bytes of one rank's share
 
 
 def dgx2(boxes: int) -> Sketch:
@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=60.0, metavar="SECONDS")
     args = parser.parse_args()
     warm = logical(load("ring2"), Sketch())
-    route(warm, False, SIZE, 1.0)
+    route(warm, False, SHARE_BYTES, 1.0)
     table = Table(title="TACCL, seconds a stage", title_justify="left")
     for column in (
         "network",
@@ -111,7 +111,7 @@ def main() -> None:
         topology = load(name)
         times = [time.perf_counter()]
         graph = logical(topology, sketch or default_sketch(topology))
-        chunk = SIZE / graph.sketch.input_chunkup
+        chunk = SHARE_BYTES / graph.sketch.input_chunkup
         routing = route(graph, collective == "all_to_all", chunk, args.time_limit)
         times.append(time.perf_counter())
         schedule = order(graph, routing, chunk)

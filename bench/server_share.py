@@ -30,7 +30,7 @@ from ark.serving.http.run import Options, bound, server_of
 from ark.serving.types import Event, FinishReason, Request, Stats
 
 NOAH = Path(__file__).resolve().parents[1] / "examples/noah"
-CONTEXT = 1 << 16
+CONTEXT_TOKENS = 1 << 16
 
 
 class PacedEngine:
@@ -38,7 +38,7 @@ class PacedEngine:
     seconds, all at the same time.
     """
 
-    context = CONTEXT
+    context = CONTEXT_TOKENS
 
     def __init__(self, slots: int, step_s: float, tokens: list[int]) -> None:
         self._slots, self._step_s, self._tokens = slots, step_s, tokens
@@ -77,7 +77,9 @@ class PacedEngine:
 
 def read(port: int, streams: int, ready: multiprocessing.Event) -> None:
     """The client: reads `streams` streams and discards them."""
-    body = json.dumps({"prompt": "The king", "max_tokens": CONTEXT // 2, "stream": True}).encode()
+    body = json.dumps(
+        {"prompt": "The king", "max_tokens": CONTEXT_TOKENS // 2, "stream": True}
+    ).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
 
     async def one(connected: asyncio.Semaphore) -> None:
@@ -105,7 +107,9 @@ async def measure(
     tokenizer = Tokenizer.open(NOAH, vocab_size=2048)
     text = "The king said to his servants, go out and bring me what you have found. " * 20
     engine = PacedEngine(streams, streams / rate, tokenizer.encode(text, framed=False))
-    model = ServedModel("noah", tokenizer, ChatTemplates("", {}, {}), CONTEXT, 2048, frozenset([1]))
+    model = ServedModel(
+        "noah", tokenizer, ChatTemplates("", {}, {}), CONTEXT_TOKENS, 2048, frozenset([1])
+    )
     options = Options(drain_s=0.1)
     service = Service(engine, model, options.limits)
     server = server_of(application(service), options)

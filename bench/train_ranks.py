@@ -38,7 +38,7 @@ from ark.runtime.session import device, ranks
 from bench.over_ranks import join, slowest
 
 RATE, BETAS, EPS, DECAY, DEVIATION = 1e-3, (0.9, 0.95), 1e-8, 0.1, 0.02
-MASKED = -1e9  # of scores, above the diagonal
+MASKED_SCORE = -1e9  # of scores, above the diagonal
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def in_ark(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
     result = parallelize(step.graph, job.world_size, args.plan, cuts=step.cuts).ranks
     plan = own_plan(result, job.rank, chosen.machine, args)
     planned = time.perf_counter()
-    text, triangle = texts(shape), np.full([shape.rows] * 2, MASKED, np.float32)
+    text, triangle = texts(shape), np.full([shape.rows] * 2, MASKED_SCORE, np.float32)
     given = {
         **starts(shape),
         "ids": text[:, :-1],

@@ -41,7 +41,7 @@ from ark.runtime.proxy import Proxy
 from tests.multi.hosts import Hosts, two_hosts, why_not
 
 ROUNDS, ONES, WARM = 25, 300, 100
-LONG, MANY = 60, 60_000  # rounds of ark and puts of ucx_perftest, for CPU times
+CPU_TIME_ROUNDS, CPU_TIME_PUTS = 60, 60_000  # rounds of ark and puts of ucx_perftest, for CPU times
 ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "fatal"}
 
 
@@ -272,11 +272,13 @@ def measure(nbytes: int) -> Measurements:
                     segments[name] = (sent() - before) / puts[name]
                     us.setdefault(test, []).append(perftest(hosts, test, nbytes, count)[0])
             before = ask("processor", 0) + ask("processor", 1)
-            for _ in range(LONG):
+            for _ in range(CPU_TIME_ROUNDS):
                 ask("many")
             ours = ask("processor", 0) + ask("processor", 1) - before
-        several = [perftest(hosts, "ucp_put_bw", nbytes, n)[1] for n in (1000, 1000 + MANY)]
-    processors = ours / (LONG * puts["many"]), (several[1] - several[0]) / MANY
+        several = [
+            perftest(hosts, "ucp_put_bw", nbytes, n)[1] for n in (1000, 1000 + CPU_TIME_PUTS)
+        ]
+    processors = ours / (CPU_TIME_ROUNDS * puts["many"]), (several[1] - several[0]) / CPU_TIME_PUTS
     return Measurements(us, processors, segments)
 
 

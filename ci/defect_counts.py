@@ -39,7 +39,7 @@ def count() -> Iterator[tuple[str, Counts]]:
     from checks_bench import ALL
     from planted import DEFECTS, assembly
     from planted_programs import PROGRAMS
-    from test_planted import CHECK_SEEDS, SOUND_SEEDS, STALE_SEEDS, linted, reports
+    from planted_runs import CHECK_SEEDS, SOUND_SEEDS, STALE_SEEDS, linted, reports
 
     from tests.kept import assemble
 

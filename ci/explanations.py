@@ -98,10 +98,10 @@ def token() -> Picture:
 def iteration() -> Picture:
     """Draws two iterations on three processors, and the barrier between the iterations."""
     p = Picture("Two iterations on three processors; counter 0 opens the second", 330)
-    lanes = (("processor 0", (90, 70)), ("processor 1", (120, 60)), ("processor 2", (60, 90)))
+    processors = (("processor 0", (90, 70)), ("processor 1", (120, 60)), ("processor 2", (60, 90)))
     p.text(110, 24, "iteration i")
     p.text(400, 24, "iteration i + 1")
-    for row, (name, widths) in enumerate(lanes):
+    for row, (name, widths) in enumerate(processors):
         y = 40 + row * 50
         p.text(10, y + 20, name, "small")
         for start in (110, 400):

@@ -8,7 +8,7 @@ stops after --budget seconds; the results so far are kept in the folder --work, 
 continues from there if ark's source is the same. Figures that were not measured again keep their
 earlier values. A figure that is worse is measured a second time, and the faster time counts. The
 exit code is 1 if a figure is missing or worse. On one GPU, as many benches run side by side as
---lanes gives: they plan and compile at the same time, and use the GPU in turns. --sweep measures
+--workers gives: they plan and compile at the same time, and use the GPU in turns. --sweep measures
 `ark bench ops "sweep-*"` and `ark bench fidelity` instead of the standard set.
 """
 
@@ -79,7 +79,7 @@ def environment(row: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 @dataclass
 class Run:
     """The state of one call of this script for a row. runs: all measurements, including those of a
-    run that this one resumes. failed: for each failed figure, how its process ended. lanes: the
+    run that this one resumes. failed: for each failed figure, how its process ended. workers: the
     number of benches that run side by side.
     """
 
@@ -89,7 +89,7 @@ class Run:
     ends: float
     runs: list[Results]
     failed: dict[str, str] = field(default_factory=dict)
-    lanes: int = 1
+    workers: int = 1
     stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -128,7 +128,7 @@ def measure(run: Run, piece: Piece, variables: dict[str, str]) -> None:
     """Runs a piece until it has all figures or its time is over."""
     began = time.monotonic()
     while missing := run.missing(piece):
-        seconds = min(began + piece.seconds * run.lanes - time.monotonic(), run.left())
+        seconds = min(began + piece.seconds * run.workers - time.monotonic(), run.left())
         if seconds < MIN_PIECE_SECONDS:
             say(f"  {piece.name}: {len(missing)} figures are missing after its time limit")
             return
@@ -159,7 +159,7 @@ def call(
             words += ["--vs", piece.peer]
         else:
             words += piece.alone
-        if run.lanes > 1:
+        if run.workers > 1:
             words += ["--turn", str(run.work.with_suffix(".turn"))]
         how = ended(words, seconds, variables, run.stop)
         if not file.is_file():
@@ -201,11 +201,11 @@ def ended(
 
 
 def measure_all(run: Run, asked: Sequence[Piece], variables: dict[str, str]) -> None:
-    """Measures the pieces in order, `run.lanes` of them side by side."""
+    """Measures the pieces in order, `run.workers` of them side by side."""
     numbered = iter(enumerate(asked, 1))
     lock = threading.Lock()
 
-    def lane(_: int) -> None:
+    def worker(_: int) -> None:
         while True:
             with lock:
                 number, piece = next(numbered, (0, None))
@@ -219,9 +219,9 @@ def measure_all(run: Run, asked: Sequence[Piece], variables: dict[str, str]) -> 
             say(f"[{number}/{len(asked)}] {piece.name}, {run.left():.0f} s left")
             measure(run, piece, variables)
 
-    with ThreadPoolExecutor(run.lanes) as pool:
+    with ThreadPoolExecutor(run.workers) as pool:
         try:
-            list(pool.map(lane, range(run.lanes)))
+            list(pool.map(worker, range(run.workers)))
         except BaseException:
             run.stop.set()  # the benches end, and their figures so far are kept
             raise
@@ -243,7 +243,7 @@ def measure_again(run: Run, asked: Sequence[Piece], noisy: bool, variables: dict
         run.failed.pop(figure, None)
 
 
-def lanes_of(row: Mapping[str, Any]) -> int:
+def workers_of(row: Mapping[str, Any]) -> int:
     """The number of benches that run side by side. It is one for rows that measure the CPU or
     several GPUs.
     """
@@ -334,7 +334,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--sweep", action="store_true", help="the sweep of ops and fidelity, not the set"
     )
-    parser.add_argument("--lanes", type=int, help="benches side by side (of one GPU: up to 4)")
+    parser.add_argument("--workers", type=int, help="benches side by side (of one GPU: up to 4)")
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--noisy", action="store_true", help="others use the machine meanwhile")
     parser.add_argument("--tiny", action="store_true", help="few figures, to try a CPU's run")
@@ -351,8 +351,8 @@ def main(argv: Sequence[str]) -> int:
     if args.again:
         work.unlink(missing_ok=True)
     ends = time.monotonic() + args.budget
-    lanes = args.lanes or lanes_of(row)
-    run = Run(row, before, work, ends, resumed(work, args.row), lanes=lanes)
+    workers = args.workers or workers_of(row)
+    run = Run(row, before, work, ends, resumed(work, args.row), workers=workers)
     asked = [
         p
         for p in (sweep() if args.sweep else pieces(row, args.tiny))

@@ -173,7 +173,7 @@ def _list_items(paragraph: str) -> list[str]:
 
 def passages(root: Path = words.ROOT) -> dict[str, list[Passage]]:
     """Every passage, by kind."""
-    readers = [(path, _python_passages) for path in words.python_files(root)]
+    readers = [(path, _python_passages) for path in words.source_files(root, [".py"])]
     readers += [
         (path, _cpp_passages)
         for folder in ("ark", "backends")

@@ -15,7 +15,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "docs/pictures/token.json"
 PICTURE = ROOT / "docs/pictures/token.svg"
-WIDTH, LEFT, LANE, GAP = 960, 110, 26, 6
+WIDTH, LEFT, ROW_HEIGHT, GAP = 960, 110, 26, 6
 COLOURS = {
     "products": "#4477aa",
     "attention": "#ee6677",
@@ -57,12 +57,12 @@ def _lane(name: str, spans: Iterable[Span], y: int, scale: float) -> list[str]:
     width = WIDTH - LEFT - 10
     parts = [
         f'<text x="{LEFT - 10}" y="{y + 17}" class="lane">{name}</text>',
-        f'<rect x="{LEFT}" y="{y}" width="{width}" height="{LANE}" class="idle"/>',
+        f'<rect x="{LEFT}" y="{y}" width="{width}" height="{ROW_HEIGHT}" class="idle"/>',
     ]
     for span in spans:
         x, wide = LEFT + span.begin * scale, max((span.end - span.begin) * scale, 0.3)
         parts.append(
-            f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{LANE}" '
+            f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{ROW_HEIGHT}" '
             f'fill="{COLOURS[span.colour]}"><title>{escape(span.name)}: '
             f"{span.end - span.begin:.1f} us</title></rect>"
         )
@@ -88,8 +88,8 @@ def picture(data: dict) -> str:
         f"torch.compile in a CUDA graph: {len(kernels)} kernels, {_end(kernels):.0f} us",
     )
     label = ". ".join(titles)
-    graph = 42 + len(processors) * (LANE + GAP) + 34
-    height = graph + LANE + 50
+    graph = 42 + len(processors) * (ROW_HEIGHT + GAP) + 34
+    height = graph + ROW_HEIGHT + 50
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(label)}">',
@@ -100,7 +100,7 @@ def picture(data: dict) -> str:
         f'<text x="{LEFT}" y="28">{escape(titles[0])}</text>',
     ]
     for row, (processor, spans) in enumerate(sorted(processors.items())):
-        parts += _lane(f"processor {processor}", spans, 42 + row * (LANE + GAP), scale)
+        parts += _lane(f"processor {processor}", spans, 42 + row * (ROW_HEIGHT + GAP), scale)
     parts.append(f'<text x="{LEFT}" y="{graph - 12}">{escape(titles[1])}</text>')
     parts += _lane("all processors", kernels, graph, scale)
     x = LEFT

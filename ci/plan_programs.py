@@ -26,7 +26,7 @@ from ark.models.config import LlamaConfig, Rope, builtin_config
 from ark.models.holding import quantised_config
 from ark.models.plans import usual_chunk
 
-SMALL = 1 << 24  # bytes of a collective's largest message
+SMALL_BYTES = 1 << 24  # bytes of a collective's largest message
 
 
 @dataclass(frozen=True)
@@ -330,11 +330,11 @@ def _collectives() -> list[Program]:
     return [
         _collective("all_reduce", 16 << 10, 2),
         _collective("all_reduce", 16 << 10, 8),
-        _collective("all_reduce", SMALL, 8),
-        _collective("all_reduce", SMALL, 8, "two_shot"),
-        _collective("all_gather", SMALL, 8),
-        _collective("reduce_scatter", SMALL, 8),
-        _collective("all_to_all", SMALL, 8),
+        _collective("all_reduce", SMALL_BYTES, 8),
+        _collective("all_reduce", SMALL_BYTES, 8, "two_shot"),
+        _collective("all_gather", SMALL_BYTES, 8),
+        _collective("reduce_scatter", SMALL_BYTES, 8),
+        _collective("all_to_all", SMALL_BYTES, 8),
         _ranks("product-and-all_reduce-2-ranks", 2, _product_and_sum),
         _ranks("all_reduce-and-rmsnorm-8-ranks", 8, _sum_and_norm),
     ]

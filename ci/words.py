@@ -1,4 +1,5 @@
-"""Checks the words of error messages, docstrings, comments and names against a list of patterns.
+"""Checks the words of error messages, docstrings, comments and names against a list of patterns. Of
+device code, whose names ark does not parse, it checks comments and the names that were replaced.
 
 `python ci/words.py` prints each use of a pattern with what to write instead, and fails if there is
 one. The lint session runs it.
@@ -10,11 +11,12 @@ import ast
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+DEVICE_SUFFIXES = (".h", ".hip", ".cpp", ".cu", ".c", ".js")
 FOLDERS = ("ark", "backends", "bench", "ci", "examples", "tests")
 # Files that are not checked, because they list the refused words.
 EXEMPT = ("ci/words.py", "tests/unit/test_ci_words.py")
@@ -219,6 +221,25 @@ def texts(source: str) -> Iterator[tuple[str, int, str]]:
                 yield "error", argument.lineno, _message(argument)
 
 
+def device_texts(source: str) -> Iterator[tuple[str, int, str]]:
+    """Yields the comments (those on consecutive lines as one text) and the names of a source file
+    in C++ or JavaScript.
+    """
+    comment: list[str] = []
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        code, mark, text = line.partition("//")
+        if mark and not code.strip():
+            comment.append(text.strip())
+            continue
+        if comment:
+            yield "comment", number - len(comment), " ".join(comment)
+            comment = []
+        if mark and not code.endswith(":"):  # not a URL
+            yield "comment", number, text.strip()
+        for name in re.findall(r"[A-Za-z_]\w*", code):
+            yield "token", number, name
+
+
 def _descriptions(
     node: ast.Module | ast.ClassDef | ast.FunctionDef,
 ) -> Iterator[tuple[str, int, str]]:
@@ -233,7 +254,8 @@ def _descriptions(
 def uses(path: str, source: str) -> list[Use]:
     """All uses of all patterns in a file."""
     result = []
-    for scope, line, text in texts(source):
+    read = device_texts if path.endswith(DEVICE_SUFFIXES) else texts
+    for scope, line, text in read(source):
         for pattern, regex in COMPILED.values():
             if scope not in pattern.scopes:
                 continue
@@ -244,19 +266,22 @@ def uses(path: str, source: str) -> list[Use]:
     return sorted(result)
 
 
-def python_files(root: Path = ROOT) -> list[Path]:
-    """The Python files of the repository that are checked, sorted by path."""
+def source_files(
+    root: Path = ROOT, suffixes: Sequence[str] = (".py", *DEVICE_SUFFIXES)
+) -> list[Path]:
+    """The source files of the repository that are checked, sorted by path."""
     return sorted(
         path
         for folder in FOLDERS
-        for path in (root / folder).rglob("*.py")
-        if not {"build", "node_modules", ".venv"} & set(path.relative_to(root).parts)
+        for path in (root / folder).rglob("*")
+        if path.suffix in suffixes
+        and not {"build", "node_modules", ".venv"} & set(path.relative_to(root).parts)
     )
 
 
 def all_uses(root: Path = ROOT) -> list[Use]:
-    """All uses in the Python files of the repository, in the order of paths and lines."""
-    named = [(path.relative_to(root).as_posix(), path) for path in python_files(root)]
+    """All uses in the source files of the repository, in the order of paths and lines."""
+    named = [(path.relative_to(root).as_posix(), path) for path in source_files(root)]
     return [
         use
         for name, path in named

@@ -30,8 +30,8 @@ from ark.plan.types import Phase, Plan, Task
 from ark.runtime import cache, tables
 
 READ, WRITTEN = 1, 2
-MARGIN = 1 << 10  # bytes between buffers
-BEHIND = 1 << 20  # bytes after the last buffer, for undeclared scratch memory
+MARGIN_BYTES = 1 << 10  # bytes between buffers
+BYTES_BEHIND = 1 << 20  # bytes after the last buffer, for undeclared scratch memory
 RECORDER = Path(__file__).parent / "touch_recorder.cpp"
 ENTRY = """
 extern "C" void ark_touch(const ArkParams* params, char* scratch) { ark_run(params, 0u, scratch); }
@@ -145,13 +145,13 @@ class Bench:
         self.lists[: len(self.tables.lists)] = self.tables.lists
 
     def _lay_out(self) -> None:
-        at = MARGIN
+        at = MARGIN_BYTES
         self.places: dict[int, int] = {}
         for buffer in self.plan.buffers:
             self.places[buffer.id] = at
-            at += -(-buffer.nbytes // 64) * 64 + MARGIN
+            at += -(-buffer.nbytes // 64) * 64 + MARGIN_BYTES
         self.scratch_at = at
-        total = at + self.emitted.scratch_bytes + BEHIND
+        total = at + self.emitted.scratch_bytes + BYTES_BEHIND
         self._memory = np.zeros(total + 64, np.uint8)
         skip = -self._memory.ctypes.data % 64
         self.memory = self._memory[skip : skip + total]

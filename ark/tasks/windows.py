@@ -97,7 +97,7 @@ def vector(p: Windows, tile: Sequence[int], sig: Signature) -> int:
     """
     out = sig.operands[-1]
     plain = (p.size[-1], p.stride[-1], p.dilation[-1], p.before[-1]) == (1, 1, 1, 0)
-    pack = VECTOR_BYTES // out.itemsize
+    many = VECTOR_BYTES // out.itemsize
     counts = [n for o in sig.operands for n in (o.shape[-1], *o.strides[:-1])] + [tile[3]]
     beside = all(o.strides[-1] == 1 and o.dtype == out.dtype for o in sig.operands)
-    return pack if plain and beside and all(n % pack == 0 for n in counts) else 1
+    return many if plain and beside and all(n % many == 0 for n in counts) else 1

@@ -10,9 +10,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import ark
@@ -21,6 +19,7 @@ from ark.backend.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.frontend.tensor import Tensor
 from ark.lower.pipeline import plan
+from tests.cases.cpu_products import product
 from tests.opcheck import Case, check
 from tests.slow import slow
 
@@ -35,29 +34,6 @@ SETS = {
 }
 X86 = platform.machine() == "x86_64"
 ARM = ("generic", "generic+dotprod+bf16")
-
-
-def product(m: int, n: int, k: int, transposes: str, dtype: Any, then: bool = False) -> Case:
-    """Returns a product of random matrices as a case. transposes: a letter for each matrix, "n" or
-    "t".
-    """
-    ta, tb = (letter == "t" for letter in transposes)
-    rng = np.random.default_rng(m * n + k)
-    a, b = (rng.uniform(-1, 1, s) for s in ((k, m) if ta else (m, k), (n, k) if tb else (k, n)))
-    if dtype is ark.int8:
-        a, b = (np.round(128 * v).clip(-128, 127) for v in (a, b))
-
-    def build(x: Any, y: Any) -> Any:
-        multiplied = ark.matmul(x, y, transpose_input=ta, transpose_other=tb)
-        return ark.relu(multiplied) if then else multiplied
-
-    def expected(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        multiplied = (x.T if ta else x) @ (y.T if tb else y)
-        return np.maximum(multiplied, 0) if then else multiplied
-
-    name = f"{m} {n} {k} {transposes} {dtype} {then}"
-    tolerance = {ark.fp32: 1e-4, ark.int8: 0.0}.get(dtype)
-    return Case(name, [(a, dtype), (b, dtype)], build, expected, tolerance)
 
 
 def products() -> list[Case]:
@@ -93,7 +69,7 @@ stack = Stack(ctypes.addressof(held), 0, 8192)
 assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
 REQUEST, TILE_DATA = 0x1023, 18
 assert ctypes.CDLL(None).syscall(158, REQUEST, TILE_DATA) != 0, "the system gave leave"
-from tests.backend.test_cpu_products import product
+from tests.cases.cpu_products import product
 from tests.opcheck import check
 import ark
 ark.init(backend="cpu")

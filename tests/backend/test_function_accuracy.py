@@ -11,7 +11,7 @@ import ark
 from ark.ir.dtype import DataType
 from tests.fuzz.program_ops import TORCHS
 
-SIZE = 1 << 10  # elements of each range, enough for vectorised loops
+RANGE_ELEMENTS = 1 << 10  # elements of each range, enough for vectorised loops
 MAX_UNITS = 8.0  # in units of 2**-24; the largest observed is 5.2
 # Functions that subtract nearly equal numbers near 0: 1 + tanh, or the terms of a fraction.
 CANCELLING = ("gelu", "gelu_erf", "mish")
@@ -20,9 +20,9 @@ POWERS = (1.5, -1.5, 0.3, 3.0, -2.0, 0.5, 7.0, -0.01, 20.0)
 
 def _arguments() -> np.ndarray:
     draw = np.random.default_rng(1).uniform
-    ranges = [draw(-size, size, SIZE) for size in (1e-3, 1.0, 10.0, 85.0)]
-    wide = np.exp(draw(-80, 80, SIZE)) * np.sign(draw(-1, 1, SIZE))
-    return np.concatenate([*ranges, wide, draw(0.9, 1.1, SIZE)]).astype(np.float32)
+    ranges = [draw(-size, size, RANGE_ELEMENTS) for size in (1e-3, 1.0, 10.0, 85.0)]
+    wide = np.exp(draw(-80, 80, RANGE_ELEMENTS)) * np.sign(draw(-1, 1, RANGE_ELEMENTS))
+    return np.concatenate([*ranges, wide, draw(0.9, 1.1, RANGE_ELEMENTS)]).astype(np.float32)
 
 
 def _units(result: np.ndarray, expected: np.ndarray) -> float:

@@ -15,7 +15,7 @@ from tests.slow import few
 
 torch = pytest.importorskip("torch")
 
-BOUND = 2**-6  # of bf16 results, relative to the largest element
+MAX_RELATIVE_ERROR = 2**-6  # of bf16 results, relative to the largest element
 LENGTHS = ((49, 64), (50, 16), (131, 65), (197, 40), (390, 9))
 CLASSES = ((17, 49), (64, 197), (65, 1003), (10, 50257))
 
@@ -39,7 +39,7 @@ def run(given: Mapping[ark.Tensor, np.ndarray], results: Sequence[ark.Tensor]) -
 def near(got: np.ndarray, want: Any) -> None:
     """Asserts that two tensors differ by rounding to bf16 only."""
     expected = want.detach().numpy()
-    bound = BOUND * float(np.abs(expected).max())
+    bound = MAX_RELATIVE_ERROR * float(np.abs(expected).max())
     np.testing.assert_allclose(got, expected.reshape(got.shape), rtol=0, atol=bound)
 
 

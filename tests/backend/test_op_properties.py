@@ -18,7 +18,7 @@ from ark.ir.dtype import DataType, bf16, fp16, fp32
 from tests.slow import SLOW
 
 EPSILON = {"fp32": 2.0**-23, "fp16": 2.0**-10, "bf16": 2.0**-7}  # of one rounding
-FLOAT = 2.0**-20  # of fp32 in a body, for sums of some hundred elements and exponentials
+FLOAT_ERROR = 2.0**-20  # of fp32 in a body, for sums of some hundred elements and exponentials
 SIZES = st.sampled_from([1, 2, 3, 7, 8, 16, 31, 33, 64, 100, 129, 257])
 DTYPES = st.sampled_from([fp32, fp16, bf16])
 
@@ -340,7 +340,7 @@ def test_any_shapes_views_and_types(fresh_model, plan: list[Any], seed: int) -> 
         want, size = (f(x[part], w) for f in OPS[name][1:])
         error = np.abs(got.astype(np.float64).reshape(want.shape) - want)
         rounding = 0.0 if got.dtype.kind in "iu" else EPSILON[dtype.name]
-        bound = rounding * (np.abs(want) + 2.0**-10) + FLOAT * size
+        bound = rounding * (np.abs(want) + 2.0**-10) + FLOAT_ERROR * size
         assert (error <= bound).all(), (name, dtype.name, x.shape, error.max())
         assert got.tobytes() == second.tobytes(), (name, dtype.name, "differs from run to run")
 

@@ -11,7 +11,7 @@ import ark
 from ark.errors import ModelError
 from tests.opcheck import Case, check
 
-FACTORS = 2.0**-9  # two factors, each truncated to 10 bits
+FACTORS_ERROR = 2.0**-9  # two factors, each truncated to 10 bits
 
 
 def test_transposes_batches_and_layers(backend: str) -> None:
@@ -31,7 +31,7 @@ def test_transposes_batches_and_layers(backend: str) -> None:
                     lambda a, b, ta=ta, tb=tb: (
                         (a.swapaxes(-1, -2) if ta else a) @ (b.T if tb else b)
                     ),
-                    4 * FACTORS,
+                    4 * FACTORS_ERROR,
                 )
             )
     x, w = (rng.uniform(-1, 1, shape) for shape in ((7, 32), (24, 32)))
@@ -64,8 +64,8 @@ def test_convolutions(backend: str) -> None:
 
     check(
         [
-            Case("conv", [x, w], conv, by_torch("conv2d"), 54 * FACTORS),
-            Case("transposed", [x, back], turned, by_torch("conv_transpose2d"), 54 * FACTORS),
+            Case("conv", [x, w], conv, by_torch("conv2d"), 54 * FACTORS_ERROR),
+            Case("transposed", [x, back], turned, by_torch("conv_transpose2d"), 54 * FACTORS_ERROR),
         ]
     )
 

@@ -6,8 +6,8 @@ A program is data (inputs and steps), so that a finding can be replayed from its
 runs several times in float64: with and without rounding to the tensors' types between ops, and with
 operands changed by rounding errors. Elements for which these runs give different kinds of results
 (because of an overflow, or of a comparison of nearly equal numbers) are not compared. For all other
-elements, the tolerance is the spread of these runs' results. Programs with tensors above MOST
-elements are planned for a machine model and verified, not run.
+elements, the tolerance is the spread of these runs' results. Programs with tensors above
+MAX_RUN_ELEMENTS elements are planned for a machine model and verified, not run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.fuzz import WrongResultError
 from tests.fuzz.program_ops import FLOATS, INTEGERS, OPS, UndefinedResultError
 
 DTYPES = (*FLOATS, *FLOATS, *INTEGERS, "bool")
-MOST = 1 << 16  # limit of elements of a tensor in programs that are run
+MAX_RUN_ELEMENTS = 1 << 16  # limit of elements of a tensor in programs that are run
 EPSILON = {"fp32": 2.0**-21, "fp16": 2.0**-9, "bf16": 2.0**-6}
 TINY = {"fp32": 1e-36, "fp16": 3e-7, "bf16": 1e-36}
 REFERENCE_VARIANTS = 16  # runs of the reference
@@ -77,7 +77,7 @@ def random_program(rng: random.Random) -> dict[str, Any]:
         drawn = OPS[name].draw(rng, values)
         if drawn is not None:
             taken, parameters, results = drawn
-            if all(math.prod(r[0]) <= (1 << 40 if huge else MOST) for r in results):
+            if all(math.prod(r[0]) <= (1 << 40 if huge else MAX_RUN_ELEMENTS) for r in results):
                 steps.append([name, taken, parameters])
                 values += results
     return {"inputs": inputs, "steps": steps, "machine": rng.choice(HUGE) if huge else ""}
@@ -113,12 +113,12 @@ def run_program(text: str) -> bool | str:
             verify([make_plan(graph, registry.machine(given["machine"]))])
             return True
     except BaseError as error:
-        _said(str(error), given)
+        _check_refusal(str(error), given)
         return False
     return _executed(given, inputs, tensors)
 
 
-def _said(text: str, given: dict[str, Any]) -> None:
+def _check_refusal(text: str, given: dict[str, Any]) -> None:
     """Raises WrongResultError unless ark had a valid reason to refuse a program: a tensor has no
     elements, or the error message reports too little memory of a machine model.
     """

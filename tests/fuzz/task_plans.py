@@ -103,7 +103,7 @@ class _Pair:
 
     def __init__(self, rank: int, form: Callable[[int, int], Any]) -> None:
         self._rank = rank
-        self._said: bytes | None = None
+        self._first_message: bytes | None = None
         if form is packet_sum:
             ark.sharding(ark.tensor([2 * 96]), 0, 96)
         for _ in range(8):  # tensors for all tensor numbers in the plan
@@ -117,10 +117,10 @@ class _Pair:
         return cast(Ranks, self)
 
     def all_gather(self, data: bytes) -> list[bytes]:
-        if self._said is None:
-            self._said = data
+        if self._first_message is None:
+            self._first_message = data
             raise _HeardError
-        return self._in_order(data, self._said)
+        return self._in_order(data, self._first_message)
 
     def plans(self, plan: Plan) -> list[Plan]:
         assert self._other is not None

@@ -32,7 +32,10 @@ from ark.runtime.tuned_collectives import Entry
 from tests.ranks import run_ranks
 
 CPU, GPU = registry.machine("cpu-2"), registry.machine("h100")
-SMALL, LARGE = 64 << 10, 4 << 20  # in bytes; without measurements, packets, and no packets on a GPU
+SMALL_BYTES, LARGE_BYTES = (
+    64 << 10,
+    4 << 20,
+)  # in bytes; without measurements, packets, and no packets on a GPU
 CALLS: dict[str, tuple[Any, int]] = {  # and how much larger a rank's larger side is than its input
     "all_reduce": (ark.all_reduce, 1),
     "all_gather": (ark.all_gather, 2),
@@ -78,34 +81,44 @@ def in_packets(rank_plans: Sequence[Plan]) -> bool:
 
 @pytest.mark.parametrize("collective", CALLS)
 def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> None:
-    assert in_packets(plans_of(collective, SMALL, None))
-    assert not in_packets(plans_of(collective, LARGE, None))
-    for size in (SMALL // 2, SMALL, 2 * SMALL):
+    assert in_packets(plans_of(collective, SMALL_BYTES, None))
+    assert not in_packets(plans_of(collective, LARGE_BYTES, None))
+    for size in (SMALL_BYTES // 2, SMALL_BYTES, 2 * SMALL_BYTES):
         assert not in_packets(
-            plans_of(collective, size, table(collective, SMALL, one_shot="threads"))
+            plans_of(collective, size, table(collective, SMALL_BYTES, one_shot="threads"))
         )
-    assert in_packets(plans_of(collective, LARGE, table(collective, LARGE, one_shot="packet")))
+    assert in_packets(
+        plans_of(collective, LARGE_BYTES, table(collective, LARGE_BYTES, one_shot="packet"))
+    )
     # The table is not used for a size far from the measured one, another collective or algorithm,
     # or if it names an engine that the machine lacks.
     assert in_packets(
-        plans_of(collective, SMALL // 4, table(collective, SMALL, one_shot="threads"))
+        plans_of(collective, SMALL_BYTES // 4, table(collective, SMALL_BYTES, one_shot="threads"))
     )
-    assert in_packets(plans_of(collective, SMALL, table("broadcast", SMALL, one_shot="threads")))
-    assert in_packets(plans_of(collective, SMALL, table(collective, SMALL, ring="threads")))
-    assert in_packets(plans_of(collective, SMALL, table(collective, SMALL, one_shot="warp")))
+    assert in_packets(
+        plans_of(collective, SMALL_BYTES, table("broadcast", SMALL_BYTES, one_shot="threads"))
+    )
+    assert in_packets(
+        plans_of(collective, SMALL_BYTES, table(collective, SMALL_BYTES, ring="threads"))
+    )
+    assert in_packets(
+        plans_of(collective, SMALL_BYTES, table(collective, SMALL_BYTES, one_shot="warp"))
+    )
 
 
 def test_a_named_algorithm_has_its_own_and_a_named_engine_stays() -> None:
-    two_rows = table("all_reduce", SMALL, one_shot="packet", ring="threads")
-    assert not in_packets(plans_of("all_reduce", SMALL, two_rows, algorithm="ring"))
-    assert in_packets(plans_of("all_reduce", SMALL, two_rows, algorithm="ring", engine="packet"))
-    bulk = plans_of("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
+    two_rows = table("all_reduce", SMALL_BYTES, one_shot="packet", ring="threads")
+    assert not in_packets(plans_of("all_reduce", SMALL_BYTES, two_rows, algorithm="ring"))
+    assert in_packets(
+        plans_of("all_reduce", SMALL_BYTES, two_rows, algorithm="ring", engine="packet")
+    )
+    bulk = plans_of("all_reduce", SMALL_BYTES, table("all_reduce", SMALL_BYTES, one_shot="bulk"))
     assert "bulk" in {op.kind for op in bulk[0].ops}
 
 
 def test_ranks_that_do_the_same_are_planned_once_and_always_alike() -> None:
-    engines = table("all_reduce", SMALL, one_shot="threads")
-    first, second = (plans_of("all_reduce", SMALL, engines) for _ in range(2))
+    engines = table("all_reduce", SMALL_BYTES, one_shot="threads")
+    first, second = (plans_of("all_reduce", SMALL_BYTES, engines) for _ in range(2))
     assert isinstance(first, Rotated)
     assert to_json(first[1]) == to_json(second[1])
     assert json.loads(to_json(first[1]))["meta"]["engines"] == engines
@@ -113,13 +126,13 @@ def test_ranks_that_do_the_same_are_planned_once_and_always_alike() -> None:
 
 
 def test_plans_of_different_tables_are_refused_in_a_sentence() -> None:
-    mine = plans_of("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="threads"))
-    other = plans_of("all_reduce", SMALL, table("all_reduce", SMALL, one_shot="bulk"))
+    mine = plans_of("all_reduce", SMALL_BYTES, table("all_reduce", SMALL_BYTES, one_shot="threads"))
+    other = plans_of("all_reduce", SMALL_BYTES, table("all_reduce", SMALL_BYTES, one_shot="bulk"))
     with pytest.raises(PlanError, match=r"ranks 0 and 1 .*ark tune --collectives.*--forget"):
         verify([mine[0], other[1]])
 
 
-def keep(engine: str, nbytes: int = SMALL) -> None:
+def keep(engine: str, nbytes: int = SMALL_BYTES) -> None:
     """Stores a table as `ark tune --collectives` would for two CPU ranks."""
     entry = Entry(nbytes, "ring", "packet", 1.0, 2.0, {"one_shot": engine})
     tuned.KEPT.store(CPU, {"all_reduce.2": [entry], "all_reduce.3": [entry], "all_gather.2": []})
@@ -127,7 +140,7 @@ def keep(engine: str, nbytes: int = SMALL) -> None:
 
 def test_all_ranks_plan_with_the_table_of_rank_0(tmp_path: Path) -> None:
     keep("packet")
-    want = {"engines": {"all_reduce": [[SMALL, {"one_shot": "packet"}]]}}
+    want = {"engines": {"all_reduce": [[SMALL_BYTES, {"one_shot": "packet"}]]}}
     assert tuned.options(CPU, 2) == want
     assert tuned.options(CPU, 1) == {}
     assert tuned.options(CPU, 4) == {"engines": {}}
@@ -183,16 +196,18 @@ def _sum_by_tables(root: str) -> None:
     os.environ["ARK_CACHE_DIR"] = str(Path(root) / str(rank))
     ark.init(backend="cpu")
     device = registry.get("cpu").open(0)
-    entry = Entry(SMALL, "ring", "packet", 1.0, 2.0, {"one_shot": ("packet", "threads")[rank]})
+    entry = Entry(
+        SMALL_BYTES, "ring", "packet", 1.0, 2.0, {"one_shot": ("packet", "threads")[rank]}
+    )
     tuned.KEPT.store(device.machine, {"all_reduce.2": [entry]})
-    x = ark.tensor([SMALL // 4])
+    x = ark.tensor([SMALL_BYTES // 4])
     total = ark.all_reduce(x, rank, 2)
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
-        x.from_numpy(np.arange(SMALL // 4) * (rank + 1.0))
+        x.from_numpy(np.arange(SMALL_BYTES // 4) * (rank + 1.0))
         runtime.barrier()
         runtime.run(2)
-        np.testing.assert_array_equal(total.to_numpy(), 3.0 * np.arange(SMALL // 4))
+        np.testing.assert_array_equal(total.to_numpy(), 3.0 * np.arange(SMALL_BYTES // 4))
         assert runtime._plan is not None and runtime._plan.inner is not None
         assert in_packets([runtime._plan.inner])
         runtime.barrier()

@@ -180,7 +180,7 @@ def test_a_mean_of_integers_is_named() -> None:
             build(2, lambda r, f=reduce: f(ark.tensor([8], ark.int32), r, 2, reduction="mean"))
 
 
-HUGE, TINY = 2.0**126, 2.0**-100
+HUGE_VALUE, TINY_VALUE = 2.0**126, 2.0**-100
 
 
 def by_hand() -> None:
@@ -195,8 +195,16 @@ def by_hand() -> None:
         "orthogonal": ([[2, 0], [0, 3]], [2, 3], [2, 3]),
         "equal": ([[2, 4], [2, 4]], [2, 4], [2, 4]),
         "opposed": ([[2, 0], [-2, 0]], [0, 0], [2, 0]),
-        "huge": ([[HUGE, 0], [HUGE, HUGE]], [1.25 * HUGE, 0.75 * HUGE], [HUGE, HUGE]),
-        "tiny": ([[TINY, 0], [TINY, TINY]], [1.25 * TINY, 0.75 * TINY], [TINY, TINY]),
+        "huge": (
+            [[HUGE_VALUE, 0], [HUGE_VALUE, HUGE_VALUE]],
+            [1.25 * HUGE_VALUE, 0.75 * HUGE_VALUE],
+            [HUGE_VALUE, HUGE_VALUE],
+        ),
+        "tiny": (
+            [[TINY_VALUE, 0], [TINY_VALUE, TINY_VALUE]],
+            [1.25 * TINY_VALUE, 0.75 * TINY_VALUE],
+            [TINY_VALUE, TINY_VALUE],
+        ),
     }
     results = {}
     for name, (vectors, _, _) in given.items():

@@ -43,7 +43,7 @@ FP4 = Format(4, ml_dtypes.float4_e2m1fn)
 MX = (FP8, BF8, FP6, BF6, FP4)  # by the number that cbsz and blgp give them
 
 
-def pack(codes: NDArray[np.uint8], bits: int) -> list[Words]:
+def pack_words(codes: NDArray[np.uint8], bits: int) -> list[Words]:
     """Packs a row of codes for each lane into the lane's registers, with the first element in the
     lowest bits.
     """
@@ -53,7 +53,7 @@ def pack(codes: NDArray[np.uint8], bits: int) -> list[Words]:
 
 
 def unpack(registers: Words, bits: int, count: int) -> NDArray[np.uint8]:
-    """The inverse of `pack`: returns codes (lane, element) from register words (register, lane)."""
+    """The inverse of `pack_words`: returns codes (lane, element) from words (register, lane)."""
     raw = np.ascontiguousarray(registers.T).view(np.uint8)
     spread = np.unpackbits(raw, axis=1, bitorder="little")[:, : bits * count]
     return (spread.reshape(64, count, bits) << np.arange(bits)).sum(axis=2).astype(np.uint8)

@@ -71,7 +71,7 @@ KERNEL calls(int* out, const int* in) {
 }
 """
 INPUT = np.concatenate([np.arange(-16, 16), np.random.default_rng(1).integers(-(2**31), 2**31, 32)])
-M = 2**32 - 1
+MASK_32 = 2**32 - 1
 
 
 def _recursion(x: int, _: int) -> int:
@@ -95,7 +95,7 @@ def _unaligned(x: int, _: int) -> int:
     c, total = bytearray((i * 37 + x) & 0xFF for i in range(64)), 0
     for i in range(4):
         at, far = 1 + i * 7 + (x & 3), 33 + i + (x & 3)
-        word = (int.from_bytes(c[at : at + 4], "little") * 5 + i) & M
+        word = (int.from_bytes(c[at : at + 4], "little") * 5 + i) & MASK_32
         c[at : at + 4] = word.to_bytes(4, "little")
         total += int.from_bytes(c[far : far + 4], "little") ^ word
     return total + c[5]
@@ -103,7 +103,7 @@ def _unaligned(x: int, _: int) -> int:
 
 def _calls(x: int, t: int) -> int:
     for i in range(6):
-        which, low = ((x + i + t) & M) % 3, x & 0xFFFF
+        which, low = ((x + i + t) & MASK_32) % 3, x & 0xFFFF
         x = (low + 1, low * 3, low ^ 0x55)[which]
     return x
 
@@ -127,5 +127,5 @@ def test_the_stack(arch: str, level: str) -> None:
             result = machine.run(launch)
             assert result.ok, (name, result.message)
             got = np.frombuffer(machine.read(target, 256), np.uint32)
-            expected = [function(int(x), t) & M for t, x in enumerate(INPUT)]
+            expected = [function(int(x), t) & MASK_32 for t, x in enumerate(INPUT)]
             assert got.tolist() == expected, name

@@ -15,7 +15,7 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 import pytest
-from isa_matrix import BF6, BF8, FP4, FP6, FP8, Format, pack, unpack
+from isa_matrix import BF6, BF8, FP4, FP6, FP8, Format, pack_words, unpack
 from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
@@ -192,8 +192,10 @@ EXTRA = {
 }
 SUITE = Suite("gfx950", {key: case.case for key, case in {**DOWNS, **UPS}.items()} | EXTRA)
 
-PACK = "v_cvt_pk_fp8_f32 v40, v10, -v10\nv_cvt_pk_bf8_f32 v41, v10, -v10"
-EIGHT = {arch: Suite(arch, {"pack": Case(PACK, 1, 2)}) for arch in ("gfx942", "gfx950")}
+PACKED_CONVERSIONS = "v_cvt_pk_fp8_f32 v40, v10, -v10\nv_cvt_pk_bf8_f32 v41, v10, -v10"
+EIGHT = {
+    arch: Suite(arch, {"pack": Case(PACKED_CONVERSIONS, 1, 2)}) for arch in ("gfx942", "gfx950")
+}
 
 
 def exponents(rng: np.random.Generator) -> tuple[NDArray[np.int64], Words]:
@@ -271,7 +273,10 @@ def test_to_a_small_format(key: str) -> None:
     width = form.bits * op.count
     padded = np.zeros((64, 32 // form.bits), np.uint8)
     padded[:, : op.count] = codes
-    field, mask = pack(padded, form.bits)[0], np.uint32(((1 << width) - 1) << (op.select * width))
+    field, mask = (
+        pack_words(padded, form.bits)[0],
+        np.uint32(((1 << width) - 1) << (op.select * width)),
+    )
     assert np.array_equal(got[0], (old & ~mask) | field << np.uint32(op.select * width))
 
 
@@ -288,7 +293,7 @@ def test_from_a_small_format(key: str) -> None:
     codes[:, first] = (np.arange(64) * ((1 << form.bits) // 64 or 1)) % (1 << form.bits)
     powers, scale = exponents(rng)
     old = rng.integers(0, 2**32, 64, dtype=np.uint32)
-    got = SUITE.run(key, [*pack(codes, form.bits), scale, old])
+    got = SUITE.run(key, [*pack_words(codes, form.bits), scale, old])
     chosen = form.values(codes[:, first : first + op.count])
     with np.errstate(over="ignore"):
         expected = np.ldexp(chosen, powers[:, None]).astype(LARGE[op.large])

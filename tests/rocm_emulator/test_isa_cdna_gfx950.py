@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from isa_matrix import LANE, pack, unpack
+from isa_matrix import LANE, pack_words, unpack
 from isa_program import Case, Suite, Words
 
 RNG = np.random.default_rng(41)
@@ -150,7 +150,7 @@ def test_lds_is_read_by_columns(bits: int) -> None:
         return
     words = np.ascontiguousarray(held).view(np.uint32).T
     rows = unpack(words, bits, each).reshape(4, each, 16)
-    assert np.array_equal(got, pack(rows.swapaxes(1, 2).reshape(64, each), bits))
+    assert np.array_equal(got, pack_words(rows.swapaxes(1, 2).reshape(64, each), bits))
 
 
 def test_columns_need_alignment_and_all_lanes() -> None:

@@ -186,7 +186,7 @@ def suite(arch: str) -> Suite:
     return Suite(arch, {**cases, **(EXTRA if arch == "gfx942" else {})})
 
 
-def pack(shape: Shape, lines: NDArray) -> list[Words]:
+def pack_words(shape: Shape, lines: NDArray) -> list[Words]:
     """Packs A (block, row, k) or B (block, column, k) into the words of the registers that
     hold it.
     """
@@ -230,7 +230,11 @@ def operands(shape: Shape, seed: int) -> tuple[NDArray, NDArray, NDArray]:
 
 def run(arch: str, name: str, shape: Shape, a: NDArray, b: NDArray, c: NDArray) -> NDArray:
     where = places(shape)
-    rows = [*pack(shape, a), *pack(shape, b), *np.ascontiguousarray(c[where]).view(np.uint32)]
+    rows = [
+        *pack_words(shape, a),
+        *pack_words(shape, b),
+        *np.ascontiguousarray(c[where]).view(np.uint32),
+    ]
     registers = suite(arch).run(name, rows).view(c.dtype)
     d = np.zeros_like(c)
     d[where] = registers

@@ -14,7 +14,7 @@ from functools import cache
 import ml_dtypes
 import numpy as np
 import pytest
-from isa_matrix import LANE, MX, Format, pack, places, product_case, span
+from isa_matrix import LANE, MX, Format, pack_words, places, product_case, span
 from isa_program import Case, Suite, Words
 from numpy.typing import NDArray
 
@@ -80,7 +80,7 @@ def depths(size: int, form: Format) -> NDArray[np.int64]:
 
 
 def registers(size: int, form: Format, codes: NDArray[np.uint8]) -> list[Words]:
-    return pack(codes[(LANE % size)[:, None], depths(size, form)], form.bits)
+    return pack_words(codes[(LANE % size)[:, None], depths(size, form)], form.bits)
 
 
 def operands(size: int, a: int, b: int, seed: int) -> tuple[NDArray, NDArray, NDArray]:

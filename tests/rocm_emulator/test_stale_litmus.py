@@ -18,7 +18,7 @@ import pytest
 from checks_bench import ALL
 
 LITMUS_ROUNDS = 400
-LEAST, MOST = 3, 24  # minimum number of seeds; more until every allowed outcome was seen
+MIN_SEEDS, MAX_SEEDS = 3, 24  # minimum number of seeds; more until every allowed outcome was seen
 X, Y = 0, 64  # words of one round, in lines of their own
 WORD_STRIDE = 128
 
@@ -167,10 +167,10 @@ def outcomes(arch: str, name: str, seed: int) -> set[tuple[int, ...]]:
 @pytest.mark.parametrize("name", sorted(LITMUS))
 def test_outcomes_are_those_that_the_model_allows(name: str, arch: str) -> None:
     litmus, seen = LITMUS[name], set()
-    for seed in range(MOST):
+    for seed in range(MAX_SEEDS):
         seen |= outcomes(arch, name, seed)
         assert seen <= litmus.allowed, (seed, sorted(seen - litmus.allowed))
-        if seed >= LEAST and (seen == litmus.allowed or not litmus.all_seen):
+        if seed >= MIN_SEEDS and (seen == litmus.allowed or not litmus.all_seen):
             return
     raise AssertionError(
         "outcomes that the memory model allows but that never occurred: "

@@ -184,7 +184,7 @@ def test_pieces_run_side_by_side_and_use_the_device_in_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = a_run(tmp_path)
-    run.lanes = 2
+    run.workers = 2
     meeting = threading.Barrier(2, timeout=20)
     pieces = [figure_pieces.Piece(n, ("ops",), (f"ops/{n}",), "", 60, (n,)) for n in "abcd"]
 
@@ -236,11 +236,11 @@ def test_the_sweep_is_a_set_of_its_own() -> None:
         assert not set(begins) & set(names)
 
 
-def test_one_gpu_has_lanes_by_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, lanes in ((2, 1), (8, 2), (16, 4), (128, 4)):
+def test_one_gpu_has_workers_by_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, workers in ((2, 1), (8, 2), (16, 4), (128, 4)):
         monkeypatch.setattr(figures.os, "cpu_count", lambda n=cores: n)
-        assert figures.lanes_of(ROWS["cuda-h200"]) == lanes
-        assert figures.lanes_of(ROWS["cuda-h200-x2"]) == figures.lanes_of(ROWS["cpu"]) == 1
+        assert figures.workers_of(ROWS["cuda-h200"]) == workers
+        assert figures.workers_of(ROWS["cuda-h200-x2"]) == figures.workers_of(ROWS["cpu"]) == 1
 
 
 def test_the_set_of_every_row_names_figures_once() -> None:

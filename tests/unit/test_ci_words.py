@@ -27,7 +27,10 @@ def patterns(source: str) -> list[tuple[int, str]]:
             [(1, "midst"), (1, "torn")],
         ),
         ('raise UsageError("leave the chunk away")\n', [(1, "leave-away")]),
-        ("FEW = 1024\n", [(1, "bare-constant")]),
+        ("FEW = 1 << 10\n", [(1, "bare-constant"), (1, "vague-bound")]),
+        ("ROWS, MAX_HELD = 4, -(2**6)\n", [(1, "vague-bound")]),
+        ("self._made = 1 + n\n", [(1, "found-made")]),
+        ("def f(pack):\n    pass\n", [(1, "pack")]),
         ("x = 1\n# Whoever reads it\n", [(2, "whoever")]),
         ("said = 1\n", [(1, "participle-name")]),
         ('def f():\n    """Has the node a weight"""\n', [(2, "question-opening")]),
@@ -48,6 +51,13 @@ def test_pattern_is_found_on_its_line(source: str, expected: list[tuple[int, str
     assert sorted(patterns(source)) == sorted(expected)
 
 
+def test_device_comments_and_replaced_names_are_reported() -> None:
+    source = "// Whoever\n// reads it.\nint n = own_first ? 1 : 0;  // is it?\n"
+    present = [(use.line, use.pattern) for use in words.uses("a.h", source)]
+    assert present == [(1, "whoever"), (3, "question"), (3, "renamed")]
+    assert not words.uses("a.h", "const x = a ? b : c;  // https://host/what?is=1\n")
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -55,7 +65,7 @@ def test_pattern_is_found_on_its_line(source: str, expected: list[tuple[int, str
         "candidates = []\nMAX_IDLE_FRACTION = 1 / 20\nMAX_SHORT_ROW_ELEMENTS = 1024\n",
         'raise PlanError(f"k={k} is not divisible by split_k={n}")\n',
         'print("whoever")\npattern = "what is"\n',
-        'FORMS = ("a", "b")\n',
+        'FORMS = ("a", "b")\nROWS, COLUMNS = 4, 8\n',
     ],
 )
 def test_plain_words_are_not_reported(source: str) -> None:

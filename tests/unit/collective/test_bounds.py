@@ -18,7 +18,7 @@ from tests.slow import SLOW
 from tests.unit.collective.networks import random_eulerian
 
 BLOCKS, PER_BLOCK = (100, 50) if SLOW else (6, 2)
-SIZE = 1 << 24
+RESULT_BYTES = 1 << 24
 
 
 def network(seed):
@@ -47,7 +47,7 @@ def test_no_algorithm_beats_the_bound(block):
             continue
         collective = list(Collective)[seed % len(Collective)]
         root = seed % len(topology.ranks) if collective.rooted else None
-        bound = least_us(topology, collective, SIZE, root)
+        bound = least_us(topology, collective, RESULT_BYTES, root)
         for name in algorithms(topology, collective.value):
             if name == "taccl" and seed % 25:
                 continue  # its search takes seconds; few seeds suffice
@@ -55,5 +55,5 @@ def test_no_algorithm_beats_the_bound(block):
             program = synthesize(
                 topology, collective.value, name, root=root, pieces=pieces, time_limit_s=2
             )
-            time = simulate(program, topology, SIZE).time_us
+            time = simulate(program, topology, RESULT_BYTES).time_us
             assert time >= bound * (1 - 1e-9), (seed, collective, name, time / bound)

@@ -23,7 +23,7 @@ from ark.collective.taccl import synthesize_taccl
 from ark.collective.topology import Link, Topology, load
 from ark.errors import InvalidUsageError
 
-SIZE = 1 << 20
+RESULT_BYTES = 1 << 20
 
 
 def runs_of(topology, collective="all_reduce", names=("ring", "two_shot")):
@@ -33,7 +33,7 @@ def runs_of(topology, collective="all_reduce", names=("ring", "two_shot")):
             name, collective, len(topology.ranks), boxes=topology.equal_boxes(), pieces=2
         )
         check(program)
-        result.append((program, simulate(program, topology, SIZE)))
+        result.append((program, simulate(program, topology, RESULT_BYTES)))
     return result
 
 
@@ -64,7 +64,7 @@ def test_data_is_the_simulation():
     topology = load("a100x2")
     runs = runs_of(topology)
     data = embedded(render_page(topology, runs, 12.5))
-    assert data["ranks"] == 16 and data["size"] == SIZE and data["bound"] == 12.5
+    assert data["ranks"] == 16 and data["size"] == RESULT_BYTES and data["bound"] == 12.5
     assert len(data["nodes"]) == len(topology.nodes)
     assert len(data["links"]) == len(topology.capacities())
     for shown, (program, result) in zip(data["runs"], runs, strict=True):
@@ -197,10 +197,10 @@ def test_scripts_parse(tmp_path):
 
 def test_a_synthesised_program_with_routes_is_drawn():
     topology = load("dgx2x2")
-    program = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=SIZE)
+    program = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=RESULT_BYTES)
     check(program.program)
-    result = simulate(program.program, topology, SIZE)
-    bound = least_us(topology, "all_gather", SIZE)
+    result = simulate(program.program, topology, RESULT_BYTES)
+    bound = least_us(topology, "all_gather", RESULT_BYTES)
     data = embedded(render_page(topology, [(program.program, result)], bound))
     assert data["runs"][0]["name"] == "taccl"
     assert max(len(route) for route in data["runs"][0]["routes"]) == 5

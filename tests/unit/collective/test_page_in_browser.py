@@ -16,7 +16,7 @@ from tests.cases.page_in_browser import CHROMIUM, THEMES, browse, read_png, widt
 from tests.slow import slow
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-SIZE = 1 << 28
+RESULT_BYTES = 1 << 28
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def page():
         synthesize(topology, "all_gather", name, k=1 if name == "forestcoll" else None)
         for name in ("forestcoll", "hierarchical")
     ]
-    runs = [(program, simulate(program, topology, SIZE)) for program in programs]
-    return render_page(topology, runs, least_us(topology, "all_gather", SIZE))
+    runs = [(program, simulate(program, topology, RESULT_BYTES)) for program in programs]
+    return render_page(topology, runs, least_us(topology, "all_gather", RESULT_BYTES))
 
 
 def test_the_page_is_small(page):
@@ -37,7 +37,10 @@ def test_the_page_is_small(page):
 def test_the_page_fits_a_phone_and_names_its_controls(tmp_path):
     topology = load("ring2")
     program = synthesize(topology, "all_gather", "ring")
-    page, file = render_page(topology, [(program, simulate(program, topology, SIZE))]), tmp_path
+    page, file = (
+        render_page(topology, [(program, simulate(program, topology, RESULT_BYTES))]),
+        tmp_path,
+    )
     (file / "page.html").write_text(page, encoding="utf-8")
     assert width_on_a_phone(file / "page.html") <= 390
     parts = re.findall(r"<(canvas|button)([^>]*)>([^<]*)", page)

@@ -32,7 +32,7 @@ from ark.collective.topology import (
 from ark.errors import InvalidUsageError, ModelError
 from tests.cases.collective_programs import any_program
 
-MB = 10**6
+BYTES_PER_MB = 10**6
 
 
 def line(*links, ranks=2, switches=()):
@@ -54,11 +54,11 @@ def broadcast(ranks, edges, chunks=1, routes=None):
 
 def test_one_put_is_alpha_plus_bytes_over_bandwidth():
     topology = line(("g0", "s", 100, 0.5), ("s", "g1", 50, 0.7), switches=("s",))
-    result = simulate(broadcast(2, [(0, 1)]), topology, MB)
-    assert result.time_us == pytest.approx(MB / 50e3 + 1.2)
-    assert result.link_bytes == {("g0", "s"): MB, ("s", "g1"): MB}
-    assert result.link_busy["g0", "s"] == pytest.approx(MB / 100e3 / result.time_us)
-    assert result.algbw == pytest.approx(MB / result.time_us / 1e3)
+    result = simulate(broadcast(2, [(0, 1)]), topology, BYTES_PER_MB)
+    assert result.time_us == pytest.approx(BYTES_PER_MB / 50e3 + 1.2)
+    assert result.link_bytes == {("g0", "s"): BYTES_PER_MB, ("s", "g1"): BYTES_PER_MB}
+    assert result.link_busy["g0", "s"] == pytest.approx(BYTES_PER_MB / 100e3 / result.time_us)
+    assert result.algbw == pytest.approx(BYTES_PER_MB / result.time_us / 1e3)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 8, 64])
@@ -68,21 +68,21 @@ def test_chunks_pipeline_over_a_chain(chunks):
     """
     topology = line(*[(f"g{i}", f"g{i + 1}", 10, 2.0) for i in range(4)], ranks=5)
     program = broadcast(5, [(i, i + 1) for i in range(4)], chunks)
-    chunk = MB / chunks / 10e3
+    chunk = BYTES_PER_MB / chunks / 10e3
     expected = (4 + chunks - 1) * chunk + 4 * 2.0
-    assert simulate(program, topology, MB).time_us == pytest.approx(expected)
+    assert simulate(program, topology, BYTES_PER_MB).time_us == pytest.approx(expected)
     pieces = dataclasses.replace(broadcast(5, [(i, i + 1) for i in range(4)]), pieces=chunks)
-    assert simulate(pieces, topology, MB).time_us == pytest.approx(expected)
+    assert simulate(pieces, topology, BYTES_PER_MB).time_us == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_ring_times_are_the_textbooks(ranks):
     topology = load(f"ring{ranks}:bandwidth=20,latency=1.5")
-    step = MB / ranks / 20e3 + 1.5
+    step = BYTES_PER_MB / ranks / 20e3 + 1.5
     for collective, steps in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
         program = classics.build("ring", collective, ranks)
         if ranks > 2:  # with two ranks both directions are one link
-            time = simulate(program, topology, MB).time_us
+            time = simulate(program, topology, BYTES_PER_MB).time_us
             assert time == pytest.approx(steps * (ranks - 1) * step)
 
 
@@ -150,8 +150,8 @@ def test_no_program_beats_the_optimum_and_bytes_are_conserved(data):
     topology = load(data.draw(st.sampled_from(NAMES)))
     program = data.draw(any_program(8).filter(lambda p: p.ranks == len(topology.ranks)))
     check(program)
-    result = simulate(program, topology, MB)
-    bound = least_us(topology, program.collective, MB, program.root)
+    result = simulate(program, topology, BYTES_PER_MB)
+    bound = least_us(topology, program.collective, BYTES_PER_MB, program.root)
     assert result.time_us >= bound * (1 - 1e-9)
     routes = Routes(topology)
     crossed = sum(
@@ -160,7 +160,7 @@ def test_no_program_beats_the_optimum_and_bytes_are_conserved(data):
         for op in ops
         if op.kind is Kind.PUT
     )
-    assert sum(result.link_bytes.values()) == pytest.approx(crossed * MB / program.chunks)
+    assert sum(result.link_bytes.values()) == pytest.approx(crossed * BYTES_PER_MB / program.chunks)
     assert max(result.link_busy.values()) <= 1 + 1e-9
     for event in result.events:
         assert event.start_us <= event.left_us <= event.end_us <= result.time_us
@@ -211,12 +211,14 @@ def test_boxes_must_hold_every_rank_once(boxes):
 def test_cutting_chunks_helps_long_paths_until_latency_wins():
     topology = load("ring8:bandwidth=10,latency=1")
     program = classics.build("ring", "broadcast", 8)
-    large, result = tune_pieces(program, topology, 64 * MB)
+    large, result = tune_pieces(program, topology, 64 * BYTES_PER_MB)
     assert large.pieces > 8
-    assert result.time_us < simulate(program, topology, 64 * MB).time_us / 4
+    assert result.time_us < simulate(program, topology, 64 * BYTES_PER_MB).time_us / 4
     small, _ = tune_pieces(program, topology, 100)
     assert small.pieces <= 4
-    whole, _ = tune_pieces(classics.build("combiner_chain", "all_reduce", 8), topology, 64 * MB)
+    whole, _ = tune_pieces(
+        classics.build("combiner_chain", "all_reduce", 8), topology, 64 * BYTES_PER_MB
+    )
     assert whole.pieces == 1
     check(whole)
 
@@ -225,21 +227,21 @@ def test_bad_input_gives_one_sentence():
     topology = load("ring4")
     program = classics.build("ring", "all_gather", 4)
     with pytest.raises(InvalidUsageError, match=r"for 4 ranks, but .* has 8"):
-        simulate(program, load("ring8"), MB)
+        simulate(program, load("ring8"), BYTES_PER_MB)
     with pytest.raises(InvalidUsageError, match="at least 1"):
         simulate(program, topology, 0)
     with pytest.raises(InvalidUsageError, match="fewer pieces"):
-        simulate(dataclasses.replace(program, pieces=10**9), topology, MB)
+        simulate(dataclasses.replace(program, pieces=10**9), topology, BYTES_PER_MB)
     with pytest.raises(InvalidUsageError, match="port limit"):
-        simulate(program, topology, MB, CostModel(ports={"nobody": 5}))
+        simulate(program, topology, BYTES_PER_MB, CostModel(ports={"nobody": 5}))
     detour = broadcast(2, [(0, 1)], routes=[("g0", "s", "g1")])
     with pytest.raises(ModelError, match="no link from g0 to s"):
-        simulate(detour, line(("g0", "g1", 1, 0)), MB)
+        simulate(detour, line(("g0", "g1", 1, 0)), BYTES_PER_MB)
     wrong = broadcast(2, [(0, 1)], routes=[("g1", "g0")])
     with pytest.raises(ModelError, match="must lead from g0 to g1"):
-        simulate(wrong, line(("g0", "g1", 1, 0), ("g1", "g0", 1, 0)), MB)
+        simulate(wrong, line(("g0", "g1", 1, 0), ("g1", "g0", 1, 0)), BYTES_PER_MB)
     with pytest.raises(ModelError, match="no path leads from g0 to g1"):
-        simulate(broadcast(2, [(0, 1)]), line(("g1", "g0", 1, 0)), MB)
+        simulate(broadcast(2, [(0, 1)]), line(("g1", "g0", 1, 0)), BYTES_PER_MB)
 
 
 def test_protocols_trade_latency_for_bandwidth():

@@ -29,7 +29,7 @@ from ark.errors import InvalidUsageError, ModelError, UnsupportedError
 from tests.cases.taccl import prove
 from tests.slow import examples, slow
 
-MB = 1 << 20
+BYTES_PER_MIB = 1 << 20
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 DGX2X2 = {
     "nnodes": 2,
@@ -95,7 +95,7 @@ def every_tree(graph, owner):
             for rank, i in parent.items():
                 edge = graph.edges[i]
                 if edge.src in late:
-                    cost = round(MB / edge.gbps) + round(edge.alpha_us * 1000)
+                    cost = round(BYTES_PER_MIB / edge.gbps) + round(edge.alpha_us * 1000)
                     late.setdefault(rank, late[edge.src] + cost)
         if len(late) == n:
             yield choice, max(late.values())
@@ -105,7 +105,7 @@ def every_tree(graph, owner):
 def test_routing_is_optimal_by_brute_force(seed):
     topology = random_topology(seed)
     graph = logical(topology, Sketch())
-    cost = [round(MB / e.gbps) + round(e.alpha_us * 1000) for e in graph.edges]
+    cost = [round(BYTES_PER_MIB / e.gbps) + round(e.alpha_us * 1000) for e in graph.edges]
     trees = [list(every_tree(graph, owner)) for owner in range(graph.ranks)]
     best = None
     for combination in itertools.product(*trees):
@@ -115,7 +115,7 @@ def test_routing_is_optimal_by_brute_force(seed):
                 load[i] += cost[i]
         time = max(*load, *(late for _, late in combination))
         best = time if best is None else min(best, time)
-    routing = route(graph, False, MB, 30)
+    routing = route(graph, False, BYTES_PER_MIB, 30)
     assert routing.optimal and routing.gap == 0
     assert routing.time_us == pytest.approx(best / 1e3)
 
@@ -134,23 +134,25 @@ def test_programs_on_random_networks(seed, collective, chunkup):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_default_sketches_on_known_networks(name, collective):
     topology = load(name)
-    program = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * MB)
+    program = synthesize_taccl(topology, None, collective, 20, size_bytes=64 * BYTES_PER_MIB)
     prove(program.program, topology)
     assert program.optimal and program.gap == 0
-    bound = least_us(topology, collective, 64 * MB)
+    bound = least_us(topology, collective, 64 * BYTES_PER_MIB)
     assert program.time_us >= bound * (1 - 1e-4)
-    assert simulate(program.program, topology, 64 * MB).time_us >= bound * (1 - 1e-9)
+    assert simulate(program.program, topology, 64 * BYTES_PER_MIB).time_us >= bound * (1 - 1e-9)
 
 
 def test_known_optima_are_reached():
     """Known optima of an all-gather: a full mesh takes the time of one chunk; a ring of 8 ranks
     with two chunks per rank takes the time of seven chunks.
     """
-    mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * MB)
-    assert mesh.time_us == pytest.approx(MB / 64e3 + 1.4, rel=0.1)
+    mesh = synthesize_taccl(load("mi300x"), None, "all_gather", size_bytes=8 * BYTES_PER_MIB)
+    assert mesh.time_us == pytest.approx(BYTES_PER_MIB / 64e3 + 1.4, rel=0.1)
     ring = load("ring8:bandwidth=10,latency=0")
-    program = synthesize_taccl(ring, default_sketch(ring, 2), "all_gather", size_bytes=16 * MB)
-    assert program.time_us == pytest.approx(7 * MB / 10e3, rel=1e-3)
+    program = synthesize_taccl(
+        ring, default_sketch(ring, 2), "all_gather", size_bytes=16 * BYTES_PER_MIB
+    )
+    assert program.time_us == pytest.approx(7 * BYTES_PER_MIB / 10e3, rel=1e-3)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -160,7 +162,7 @@ def test_known_optima_are_reached():
 def test_the_papers_sketches(raw, collective):
     topology = load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
     sketch = Sketch.from_json(json.dumps(raw))
-    program = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * MB)
+    program = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * BYTES_PER_MIB)
     prove(program.program, topology)
     assert program.optimal
     assert from_json(to_json(program.program)) == program.program
@@ -179,7 +181,7 @@ def test_the_papers_sketches(raw, collective):
 def test_symmetric_chunks_take_symmetric_routes():
     topology = load("dgx2x2")
     graph = logical(topology, Sketch.from_json(DGX2X2))
-    routing = route(graph, False, MB, 30)
+    routing = route(graph, False, BYTES_PER_MIB, 30)
     sets = {
         (c.owner, c.index): {(graph.edges[i].src, graph.edges[i].dst) for i in links}
         for c, links in zip(routing.chunks, routing.links, strict=True)
@@ -200,7 +202,7 @@ def test_senders_and_relay_map_say_the_same():
     raw["internode_sketch"]["chunk_to_relay_map"] = [2, 1]
     for sketch in (Sketch.from_json(raw), Sketch.from_json(DGX2X2)):
         graph = logical(load("dgx2x2"), sketch)
-        routing = route(graph, False, MB, 30)
+        routing = route(graph, False, BYTES_PER_MIB, 30)
         for chunk, links in zip(routing.chunks, routing.links, strict=True):
             leaving = {graph.edges[i].sender for i in links} - {None}
             assert leaving == {chunk.owner % 16 // 2 * 2 + 1}
@@ -215,7 +217,7 @@ def test_few_or_many_connections():
             "switch_hyperedge_strategy": [wish],
         }
         sketch = Sketch.from_json({"intranode_sketch": switch, "symmetry_offsets": [[1, 6]]})
-        routing = route(logical(load("star6"), sketch), False, MB, 10)
+        routing = route(logical(load("star6"), sketch), False, BYTES_PER_MIB, 10)
         used = {i for links in routing.links for i in links}
         counts[wish] = len(used), routing.time_us
     assert counts["uc-min"][0] < counts["uc-max"][0] == 30
@@ -225,14 +227,14 @@ def test_few_or_many_connections():
 def test_schedule_respects_links_and_arrivals():
     topology = load("ndv2x2")
     graph = logical(topology, Sketch.from_json(NDV2X2))
-    routing = route(graph, False, MB, 30)
-    schedule = order(graph, routing, MB)
+    routing = route(graph, False, BYTES_PER_MIB, 30)
+    schedule = order(graph, routing, BYTES_PER_MIB)
     at = {(c, chunk.owner): 0.0 for c, chunk in enumerate(routing.chunks)}
     by_edge, sent = {}, 0
     for send in sorted(schedule.sends, key=lambda s: s.start_us):
         edge = graph.edges[send.edge]
         assert all(at[c, edge.src] <= send.start_us + 1e-9 for c in send.chunks)
-        expected = edge.alpha_us + len(send.chunks) * MB / edge.gbps / 1e3
+        expected = edge.alpha_us + len(send.chunks) * BYTES_PER_MIB / edge.gbps / 1e3
         assert send.end_us - send.start_us == pytest.approx(expected)
         assert by_edge.get(send.edge, 0.0) <= send.start_us + 1e-9
         assert len(send.chunks) <= MAX_GROUPED_TRANSFERS
@@ -293,10 +295,10 @@ def test_contiguity_merges_small_chunks_between_boxes():
 
 def test_no_time_returns_the_best_found_with_its_gap():
     topology = load("torus4x4")
-    program = synthesize_taccl(topology, None, "all_to_all", 0.02, size_bytes=16 * MB)
+    program = synthesize_taccl(topology, None, "all_to_all", 0.02, size_bytes=16 * BYTES_PER_MIB)
     prove(program.program, topology)
     assert not program.optimal and 0 < program.gap <= 1
-    long = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=16 * MB)
+    long = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=16 * BYTES_PER_MIB)
     assert long.optimal and long.gap == 0
 
 

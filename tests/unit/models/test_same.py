@@ -28,7 +28,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2, timeout=60)
-        self.sent: list[bytes] = [b"", b""]
+        self.messages: list[bytes] = [b"", b""]
 
     def rank(self, number: int) -> Pair.Rank:
         return Pair.Rank(self, number)
@@ -38,9 +38,9 @@ class Pair:
             self.pair, self.number = pair, number
 
         def all_gather(self, data: bytes) -> list[bytes]:
-            self.pair.sent[self.number] = data
+            self.pair.messages[self.number] = data
             self.pair.barrier.wait()
-            actual = list(self.pair.sent)
+            actual = list(self.pair.messages)
             self.pair.barrier.wait()
             return actual
 

@@ -11,7 +11,7 @@ from tests.cases.taccl import prove
 from tests.slow import slow
 from tests.unit.collective.networks import random_eulerian
 
-MB = 1 << 20
+BYTES_PER_MIB = 1 << 20
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 20))
@@ -20,7 +20,7 @@ def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
         topology = random_eulerian(each)
         if len(topology.ranks) < 2:
             continue
-        program = synthesize_taccl(topology, None, "all_gather", 5, size_bytes=MB)
+        program = synthesize_taccl(topology, None, "all_gather", 5, size_bytes=BYTES_PER_MIB)
         check(program.program)
 
 
@@ -57,6 +57,6 @@ def test_optimality_names_its_objective():
 )
 def test_the_default_sketch_comes_near_the_bound(name):
     topology = named(name)
-    program = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * MB)
-    _, result = tune_pieces(program.program, topology, 256 * MB)
-    assert result.time_us * 0.9 < least_us(topology, "all_gather", 256 * MB)
+    program = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * BYTES_PER_MIB)
+    _, result = tune_pieces(program.program, topology, 256 * BYTES_PER_MIB)
+    assert result.time_us * 0.9 < least_us(topology, "all_gather", 256 * BYTES_PER_MIB)
