@@ -137,8 +137,8 @@ def _emulate(session: nox.Session, runs: list[dict], *meanwhile: str) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Builds wheel and sdist into dist/. Tests each in a new environment outside of the repository:
-    types, metadata, the README's programs and the generation of text. Then also installs the wheel
-    of the ROCm emulator.
+    types, metadata, the first program of docs/start.md and the generation of text. Then also
+    installs the wheel of the ROCm emulator.
     """
     session.install("build", "twine")
     shutil.rmtree("dist", ignore_errors=True)

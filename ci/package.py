@@ -1,10 +1,10 @@
 """Tests a built wheel or sdist outside of the repository. Called by the nox session `package`.
 
 `python ci/package.py FILE EMULATOR` installs FILE with the extra `cpu` into a new environment,
-changes to an empty folder, and there runs a new user's first steps: the command line, the README's
-first program and text from examples/noah, which is copied there. Then it installs the wheel of the
-ROCm emulator and builds the emulator's core. On a failure it prints the reason and exits with code
-1.
+changes to an empty folder, and there runs a new user's first steps: the command line, the first
+program of docs/start.md and text from examples/noah, which is copied there. Then it installs the
+wheel of the ROCm emulator and builds the emulator's core. On a failure it prints the reason and
+exits with code 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         venv.create(folder / "venv", with_pip=True)
         programs = folder / "venv/bin"
         shutil.copytree(ROOT / "examples/noah", folder / "work/noah")
-        page = (ROOT / "README.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs/start.md").read_text(encoding="utf-8")
         blocks = re.findall(r"```python\n(.*?)```", page, re.S)
         (first,) = (block for block in blocks if "ark.Runtime()" in block)
         text = ("generate", "noah", "--prompt", "The king said", "--max-new-tokens", "8")

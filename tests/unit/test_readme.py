@@ -72,15 +72,6 @@ def test_three_lines_of_python_give_text(
     assert len(capsys.readouterr().out.split()) > 5
 
 
-def test_the_second_program_equals_numpy(capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {}
-    ark.init(backend="cpu")
-    exec(BLOCKS["python"][1], names)
-    right = np.maximum(np.linspace(-1, 1, 4096, dtype=np.float32).reshape(64, 64), 0)
-    assert capsys.readouterr().out == f"{right}\n"
-    ark.init()
-
-
 def test_the_table_of_devices_equals_the_result_files() -> None:
     order = ["executed", "emulated", "compiled"]
     proven: dict[str, int] = {}
@@ -153,7 +144,7 @@ def test_the_first_screen_has_sentences_picture_and_commands() -> None:
     assert "](docs/pictures/token.svg)" in head
     intro = head.split("# ark\n")[1].split("![")[0]
     assert intro.count(". ") + intro.count(".\n") == 3
-    assert len(PAGE.splitlines()) <= 100
+    assert len(PAGE.splitlines()) <= 85 and len(BLOCKS["python"]) == 1
 
 
 def test_the_package_index_gets_a_page_without_dead_links() -> None:
