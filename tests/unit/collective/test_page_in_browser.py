@@ -73,7 +73,7 @@ KEYS = """<script>addEventListener("load", () => setTimeout(async () => {
 def test_time_and_algorithm_are_chosen_by_keys(tmp_path):
     topology = load("ring2")
     programs = [synthesize(topology, "all_gather", name) for name in ("ring", "one_shot")]
-    runs = [(program, simulate(program, topology, SIZE)) for program in programs]
+    runs = [(program, simulate(program, topology, RESULT_BYTES)) for program in programs]
     (tmp_path / "page.html").write_text(render_page(topology, runs) + KEYS, encoding="utf-8")
     shown = browse(tmp_path / "page.html", "light", "--dump-dom")
     assert not re.findall(r"CONSOLE.*", shown.stderr)
