@@ -1,6 +1,6 @@
 """Example command lines of every command, and the extras of the package that a command needs.
 
-Called by ark.cli.parser. tests/unit/cli/test_helps.py parses every example, and runs those that
+Called by ark.cli.parser. tests/unit/cli/test_parser.py parses every example, and runs those that
 need only the CPU and little time.
 """
 

@@ -1,4 +1,4 @@
-"""Cases and helpers of tests/backend/test_attend.py, which other tests use too."""
+"""Cases and helpers of tests/backend/test_fuse_attention.py, which other tests use too."""
 
 from __future__ import annotations
 

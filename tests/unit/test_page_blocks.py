@@ -133,7 +133,7 @@ RUN_BY = {
     "vendors.md": {"backend/test_vendors_page.py": 7},
 }
 NOT_RUN = {
-    "calls-on-arrays.md": (1, "an error's text, which tests/multi/test_statements.py asks for"),
+    "calls-on-arrays.md": (1, "an error's text, which tests/multi/test_communicator.py asks for"),
     "emulator.md": (
         2,
         "tests/multi/test_generate_ranks.py and tests/rocm_emulator/test_command.py",
