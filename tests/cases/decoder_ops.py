@@ -1,4 +1,4 @@
-"""Cases and helpers of tests/backend/test_decoder_ops.py, which other tests use too."""
+"""Cases and helpers of tests/backend/test_decoder.py, which other tests use too."""
 
 from __future__ import annotations
 
