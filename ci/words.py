@@ -77,6 +77,12 @@ PATTERNS = (
         ("constant", "constants"),
         "say what it bounds and its unit: MAX_HELD_REGISTERS",
     ),
+    Pattern(
+        "article-name",
+        r"^test_(a|an|the)_",
+        ("name",),
+        "begin with the unit: test_<unit>_<condition>_<result>",
+    ),
     Pattern("pack", r"^_?packs?$", ("name",), "vector (of one access), packed (weights)"),
     Pattern("line", r"(^|_)LINE$", ("constant", "constants"), "BOX_ROW_BYTES, CACHE_LINE_BYTES"),
     Pattern("whoever", r"\bwhoever\b", PROSE, "name the caller, the task or the thread"),

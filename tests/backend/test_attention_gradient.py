@@ -185,7 +185,7 @@ def test_machines_without_a_fast_body_keep_the_single_ops() -> None:
 
 
 @pytest.mark.parametrize("case", CASES[2:5], ids=lambda case: case.name)
-def test_the_definition_gives_torchs_gradients(case: Case) -> None:
+def test_definition_gives_torchs_gradients(case: Case) -> None:
     given = values(case, bf16)
     model = ark.Model(0, 1)
     with ark.use_model(model):

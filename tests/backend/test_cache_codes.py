@@ -150,7 +150,7 @@ def test_rows_that_are_not_finite_stay_not_finite(backend: str, codes: str) -> N
 
 
 @pytest.mark.parametrize("codes", ["int8", "fp8_e4m3"])
-def test_the_registered_reference_rounds_to_codes(codes: str) -> None:
+def test_registered_reference_rounds_to_codes(codes: str) -> None:
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((3, KV_HEADS * WIDTH)).astype(np.float32)
     cache, at = np.zeros((KV_HEADS, 6, WIDTH), np.float32), np.array([2])

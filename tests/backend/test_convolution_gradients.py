@@ -79,7 +79,7 @@ def test_random_max_pools(backend: str) -> None:
     check([_pool(i) for i in range(CASE_COUNT)])
 
 
-def test_the_gradient_of_a_gradient_of_a_max_pool(backend: str) -> None:
+def test_gradient_of_a_gradient_of_a_max_pool(backend: str) -> None:
     def twice(x: Any) -> Any:
         pooled = ark.max_pool(ark.mul(x, x), 3, 2, 1)
         total = ark.reduce_sum(ark.reshape(ark.mul(pooled, pooled), [-1]), 0)

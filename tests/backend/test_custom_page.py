@@ -14,7 +14,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/custom-ops.md"
 
 
 @pytest.mark.emulated("slow")
-def test_the_program_of_the_page(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_of_the_page(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     section = PAGE.read_text().split("## An op, step by step")[1].split("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.S)
     scope: dict[str, Any] = {}
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 """
 
 
-def test_the_ring_of_the_page_on_three_ranks(tmp_path: Path) -> None:
+def test_ring_of_the_page_on_three_ranks(tmp_path: Path) -> None:
     section = PAGE.read_text().split("## Channels: tasks that communicate")[1].split("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.S)
     script = tmp_path / "ring.py"

@@ -143,7 +143,7 @@ def test_layers_that_slide_attend_to_their_window(
     assert batched == alone
 
 
-def test_a_prompt_longer_than_the_window_in_large_chunks(
+def test_prompt_longer_than_the_window_in_large_chunks(
     device: tuple[Backend, Device], tmp_path: Path
 ) -> None:
     """A prompt longer than the sliding window, in chunks of more than 128 rows. The last chunk,

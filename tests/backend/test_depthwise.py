@@ -58,7 +58,7 @@ def test_each_channel_by_itself(backend: str) -> None:
     )
 
 
-def test_a_plane_of_several_tasks(backend: str) -> None:
+def test_plane_of_several_tasks(backend: str) -> None:
     check([depthwise((1, 3, 231, 111), 3, (3, 3), padding=1)])
 
 

@@ -28,7 +28,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def test_a_sound_device_passes(backend: str) -> None:
+def test_sound_device_passes(backend: str) -> None:
     findings: list[checks.Finding] = []
     with Bench(registry.get(backend), 0) as bench:
         checks.examine(bench, findings.append)
@@ -37,7 +37,7 @@ def test_a_sound_device_passes(backend: str) -> None:
 
 
 @pytest.mark.parametrize("check", FAULTS)
-def test_a_fault_fails(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_fails(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     original = benches.source
     old, new = FAULTS[check]
 
@@ -52,7 +52,7 @@ def test_a_fault_fails(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert getattr(checks, check)(bench).verdict == "fail"
 
 
-def test_an_error_gives_back_nothing_that_a_kernel_uses() -> None:
+def test_error_gives_back_nothing_that_a_kernel_uses() -> None:
     with pytest.raises(KeyError), Bench(registry.get("cpu"), 0) as bench:
         words, data = bench.words(2), bench.alloc(8 * bench.processors)
         launch = bench.start("clock", data.address, words.address, lasts_s=0.3)
@@ -60,7 +60,7 @@ def test_an_error_gives_back_nothing_that_a_kernel_uses() -> None:
     assert launch.done()
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(checks, "ALL", (checks.residency, checks.additions))
     assert main(["doctor", "--backend", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

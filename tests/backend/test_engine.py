@@ -111,7 +111,7 @@ def test_requests_give_the_ids_of_transformers(
     assert stats.cached_prompt_tokens >= len(BEGINNING)
 
 
-def test_a_flag_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
+def test_flag_of_the_host_ends_a_launch(backend: str, tmp_path: Path) -> None:
     """The host sets a word in memory to end a launch. If it is set before the launch, one iteration
     runs, a chunk of a prompt. If it is set during a launch, the iterations that have begun are
     completed, on a GPU perhaps one more. The tokens equal those of a launch that the host does not

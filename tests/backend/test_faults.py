@@ -41,7 +41,7 @@ def decoders(machine: Machine) -> list[Plan]:
     return [*(decoder(machine, variant=name) for name in names), *batch]
 
 
-def test_a_missing_signal_ends_in_an_error_that_names_everything(backend: str, device: Any) -> None:
+def test_missing_signal_ends_in_an_error_that_names_everything(backend: str, device: Any) -> None:
     for plan in decoders(small_machine(device.machine)):
         missing_signal(plan, backend, device)
 
@@ -69,7 +69,7 @@ def missing_signal(plan: Plan, backend: str, device: Any) -> None:
 
 
 @pytest.mark.emulated("gfx942")
-def test_a_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
+def test_missing_packet_ends_in_an_error(backend: str, device: Any) -> None:
     """If the op that writes packets is removed from a plan, its readers time out with an error."""
     for plan in decoders(small_machine(device.machine, Capability.PACKETS)):
         missing_packet(plan, backend, device)
@@ -88,7 +88,7 @@ def missing_packet(plan: Plan, backend: str, device: Any) -> None:
             executor.start(2).wait(20)
 
 
-def test_the_host_can_abort_a_running_kernel(backend: str, device: Any) -> None:
+def test_host_can_abort_a_running_kernel(backend: str, device: Any) -> None:
     for plan in decoders(small_machine(device.machine)):
         host_abort(plan, backend, device)
 

@@ -81,14 +81,14 @@ def test_steps_without_devices_or_checkpoint_are_left_out(monkeypatch: pytest.Mo
     assert outcomes["decode"] == "left out"
 
 
-def test_a_hanging_or_crashing_command_fails_its_step() -> None:
+def test_hanging_or_crashing_command_fails_its_step() -> None:
     late = first_hour.run_ark(("info",), limit_s=0.01)
     assert (late.outcome, late.text) == ("fail", "did not end within 0 s")
     broken = first_hour.run_ark(("info", "--require", "nobody:1"))
     assert broken.outcome == "fail" and "ended with code 2: " in broken.text
 
 
-def test_the_command_writes_an_archive(
+def test_command_writes_an_archive(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(first_hour, "run_ark", Commands())
@@ -116,7 +116,7 @@ def test_commands_of_the_page_parse() -> None:
 
 
 @pytest.mark.emulated("slow")
-def test_an_emulated_device_passes(backend: str, tmp_path: Path) -> None:
+def test_emulated_device_passes(backend: str, tmp_path: Path) -> None:
     if not registry.probe(backend).emulated:
         pytest.skip("the steps run on emulated devices here")
     path = tmp_path / "report.zip"

@@ -49,7 +49,7 @@ runtime.stop()
 """
 
 
-def test_a_forked_process_neither_hangs_nor_stops_the_other() -> None:
+def test_forked_process_neither_hangs_nor_stops_the_other() -> None:
     for mode in ("loop", "each"):
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, mode],

@@ -48,7 +48,7 @@ def ran(n: int) -> ark.Tensor:
 
 
 @pytest.mark.usefixtures("refusing")
-def test_a_tensor_dropped_while_a_loop_runs_is_freed_later() -> None:
+def test_tensor_dropped_while_a_loop_runs_is_freed_later() -> None:
     earlier = ran(256)
     x = ark.tensor([64])
     y = ark.add(x, 1.0)
@@ -66,7 +66,7 @@ def test_a_tensor_dropped_while_a_loop_runs_is_freed_later() -> None:
 
 @pytest.mark.usefixtures("refusing")
 @pytest.mark.parametrize("loop_mode", [True, False])
-def test_a_model_dropped_while_a_loop_runs_is_freed_later(loop_mode: bool) -> None:
+def test_model_dropped_while_a_loop_runs_is_freed_later(loop_mode: bool) -> None:
     x = ark.tensor([64])
     ark.add(x, 1.0)
     with pytest.raises(KeyError), ark.Runtime() as runtime:

@@ -92,7 +92,7 @@ def test_greedy_tokens_equal_those_of_transformers(backend: str, case: str, tmp_
 
 
 @pytest.mark.emulated("slow")
-def test_the_shipped_checkpoint_equals_transformers_up_to_ties(backend: str) -> None:
+def test_shipped_checkpoint_equals_transformers_up_to_ties(backend: str) -> None:
     prompt = list(range(40, 71))
     ours = tokens_of(NOAH, backend, prompt, 32)
     model = LlamaForCausalLM.from_pretrained(NOAH, dtype=torch.float32).eval()
@@ -125,7 +125,7 @@ def test_chunks_and_prompt_lengths_do_not_change_the_tokens(generator: Generator
 
 
 @pytest.mark.emulated("slow")
-def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
+def test_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path) -> None:
     """The last chunk of a prompt runs in a separate phase of the kernel, which samples the first
     new token. The token's row may be any of the chunk's rows.
     """
@@ -149,7 +149,7 @@ def test_a_large_chunk_draws_the_first_token_itself(backend: str, tmp_path: Path
         assert ended == [first]  # ended by the chunk that drew it; no later kernel does work
 
 
-def test_a_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
+def test_stop_token_ends_the_loop_on_the_device(generator: Generator) -> None:
     free = list(generator.stream([7, 8, 9], 12, stop_tokens=()))
     stop = free[4]
     first = free.index(stop)
@@ -268,7 +268,7 @@ def test_bad_requests_are_refused_before_anything_runs(
         list(generator.stream(prompt, count))
 
 
-def test_a_bad_token_on_the_device_is_reported_and_the_process_goes_on(
+def test_bad_token_on_the_device_is_reported_and_the_process_goes_on(
     generator: Generator,
 ) -> None:
     """A token id out of range that is written after the host's check gives an error, and nothing is
@@ -291,7 +291,7 @@ def test_leaving_a_stream_early_stops_the_kernel(generator: Generator) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-39, 1e-6, 1e39, -1.0, float("nan"), float("inf")])
-def test_a_temperature_that_logits_cannot_be_divided_by(temperature: float) -> None:
+def test_temperature_that_logits_cannot_be_divided_by(temperature: float) -> None:
     with pytest.raises(InvalidUsageError, match="it must be 0"):
         SamplingParams(temperature=temperature)
 
@@ -310,7 +310,7 @@ def test_extreme_temperatures_are_served(generator: Generator, temperature: floa
     assert (drawn == greedy) == (temperature == MIN_TEMPERATURE)
 
 
-def test_a_kernel_that_ends_early_is_an_error(
+def test_kernel_that_ends_early_is_an_error(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a kernel ends before it has generated all tokens (its limit on the device is lowered), the
@@ -344,7 +344,7 @@ def test_nan_weights_are_an_error(backend: str, small: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("chunk", [1, 8, 32])
 @pytest.mark.emulated("slow")
-def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
+def test_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chunk: int) -> None:
     """A Generator with a given plan uses the plan's chunk size, whatever chunk size the caller
     passes.
     """
@@ -362,7 +362,7 @@ def test_a_plan_brings_its_own_chunk_and_context(backend: str, small: Path, chun
 
 
 @pytest.mark.emulated("slow")
-def test_a_plan_without_a_prompt_phase(backend: str, small: Path) -> None:
+def test_plan_without_a_prompt_phase(backend: str, small: Path) -> None:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
     checkpoint = Checkpoint.open(small)
@@ -376,7 +376,7 @@ def test_a_plan_without_a_prompt_phase(backend: str, small: Path) -> None:
     assert one == tokens_of(small, backend, [7], 6, chunk=4)
 
 
-def test_a_plan_that_contradicts_itself(backend: str, small: Path) -> None:
+def test_plan_that_contradicts_itself(backend: str, small: Path) -> None:
     chosen, _ = registry.choose(backend)
     device = chosen.open(0)
     checkpoint = Checkpoint.open(small)

@@ -107,7 +107,7 @@ def test_log_probabilities_are_those_of_the_logits(generator: Generator, small: 
             np.testing.assert_allclose(list(best.values()), right.values, atol=1e-4)
 
 
-def test_a_seed_gives_the_tokens_again(generator: Generator) -> None:
+def test_seed_gives_the_tokens_again(generator: Generator) -> None:
     def drawn(seed: int | None) -> list[list[int]]:
         return ours(generator, SamplingParams(temperature=1.5, min_p=0.01, seed=seed))
 

@@ -212,7 +212,7 @@ def test_all_threads_sum_a_long_line(backend: str) -> None:
 
 @pytest.mark.parametrize(("shape", "axis"), [((20, 1100), 1), ((1100, 20), 0)])
 @pytest.mark.emulated("slow")
-def test_a_processor_with_many_long_lines_sums_them_in_pieces(
+def test_processor_with_many_long_lines_sums_them_in_pieces(
     backend: str, shape: tuple[int, int], axis: int
 ) -> None:
     chosen = registry.get(backend)
@@ -284,7 +284,7 @@ def test_tuples_of_indices(backend: str) -> None:
     )
 
 
-def test_an_index_out_of_range_is_named() -> None:
+def test_index_out_of_range_is_named() -> None:
     ark.init(backend="cpu")
     table, ids = ark.tensor([4, 3]), ark.tensor([2], ark.int64)
     ark.gather(table, ids)
@@ -466,7 +466,7 @@ def test_images(backend: str) -> None:
     )
 
 
-def test_a_bad_index_is_named(backend: str) -> None:
+def test_bad_index_is_named(backend: str) -> None:
     ids, table = ark.tensor([4], ark.int32), ark.tensor([10, 8])
     out = ark.embedding(ids, table)
     with ark.Runtime() as runtime:

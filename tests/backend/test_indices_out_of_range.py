@@ -37,7 +37,7 @@ def test_tuples_within_the_range_equal_numpy(backend: str) -> None:
 
 @pytest.mark.parametrize("ids", [[0, 4], [0, -5], [3, 0], [-4, 0], [1, 2**40]])
 @pytest.mark.parametrize("scatter", [False, True])
-def test_a_tuple_out_of_range_ends_the_run(backend: str, ids: list[int], scatter: bool) -> None:
+def test_tuple_out_of_range_ends_the_run(backend: str, ids: list[int], scatter: bool) -> None:
     """An index tuple of which one index is out of range is refused, although the flat offset of the
     tuple is inside of the tensor.
     """
@@ -45,7 +45,7 @@ def test_a_tuple_out_of_range_ends_the_run(backend: str, ids: list[int], scatter
         run([[1, 1], ids], scatter=scatter)
 
 
-def test_an_index_of_another_batch_ends_the_run(backend: str) -> None:
+def test_index_of_another_batch_ends_the_run(backend: str) -> None:
     np.testing.assert_array_equal(run([[[1]], [[-1]], [[0]]], batch=1), [[1.0], [7.0], [8.0]])
     ark.init(backend=backend)
     with pytest.raises(ark.GpuError, match="out of range"):

@@ -66,7 +66,7 @@ def test_gradients_of_chains_equal_those_of_torch(backend: str, name: str) -> No
             np.testing.assert_allclose(ark_gradient, torch_gradient.numpy(), rtol=2e-5, atol=2e-5)
 
 
-def test_a_gelu_is_one_op_forward_and_one_backward() -> None:
+def test_gelu_is_one_op_forward_and_one_backward() -> None:
     with ark.use_model(ark.Model()) as model:
         x, given = (ark.tensor([64, 512], ark.bf16) for _ in range(2))
         result = _gelu(x, ark.tanh)
@@ -75,7 +75,7 @@ def test_a_gelu_is_one_op_forward_and_one_backward() -> None:
         assert len(model.graph.nodes) == before + 1
 
 
-def test_an_overwritten_input_keeps_the_chain_apart() -> None:
+def test_overwritten_input_keeps_the_chain_apart() -> None:
     """The gradient of x + 1 does not need x, so x may be overwritten after the sum is computed."""
     with ark.use_model(ark.Model()):
         x, given = (ark.tensor([8, 64], ark.fp32) for _ in range(2))

@@ -39,7 +39,7 @@ def _chain() -> tuple[ark.Tensor, list[ark.Tensor]]:
     return ark.reduce_sum(rows * x, axis=0), [a, b, x]
 
 
-def test_the_mesh_is_a_plan_backend() -> None:
+def test_mesh_is_a_plan_backend() -> None:
     assert isinstance(ark_mesh.backend, PlanBackend)
     assert not isinstance(ark_mesh.backend, KernelBackend)
     with pytest.raises(UnsupportedError, match="'mesh' has no loop kernels"):
@@ -48,7 +48,7 @@ def test_the_mesh_is_a_plan_backend() -> None:
     assert seen.devices and seen.simulated  # so that it is never chosen by default
 
 
-def test_the_mesh_is_used_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mesh_is_used_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "names", lambda: ("cpu", "mesh"))
     backends = {"cpu": registry.get("cpu"), "mesh": ark_mesh.backend}
     monkeypatch.setattr(registry, "get", backends.__getitem__)
@@ -78,7 +78,7 @@ def test_products_softmax_and_sums_equal_those_of_torch(monkeypatch: pytest.Monk
     ark.init(backend="cpu")
 
 
-def test_a_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
+def test_plan_made_for_the_cpu_gives_the_same_bits_on_the_mesh() -> None:
     """A plan that was made for the CPU gives the same bits on the mesh. Its counters are then
     replaced by messages.
     """
@@ -174,7 +174,7 @@ def test_ranks_traces_and_too_large_plans_are_refused_by_name(
         MeshExecutor(plan, device)
 
 
-def test_an_index_out_of_range_is_named() -> None:
+def test_index_out_of_range_is_named() -> None:
     noah = Checkpoint.open("examples/noah")
     backend = ark_mesh.backend
     with Generator(noah, backend, backend.open(0), context=16, chunk=0) as generator:

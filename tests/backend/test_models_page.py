@@ -30,7 +30,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "new-decoder.md"
 
 
-def test_the_page_has_every_architecture_with_its_file() -> None:
+def test_page_has_every_architecture_with_its_file() -> None:
     table = re.findall(
         r"^\| `(\w+)` \|.*?\| `(\w+\.py)` \|", (DOCS / "models.md").read_text(), re.M
     )
@@ -43,7 +43,7 @@ def test_the_page_has_every_architecture_with_its_file() -> None:
     assert tested | {"LlamaForCausalLM"} == set(files)  # test_generate.py tests Llama
 
 
-def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
+def test_decoder_of_the_page_is_the_one_that_ark_has() -> None:
     section = PAGE.read_text().split("## Adding a decoder")[1]
     file, architecture, line = re.findall(r"```python\n(.*?)```", section, re.S)
     name, _, text = file.partition("\n")
@@ -55,7 +55,7 @@ def test_the_decoder_of_the_page_is_the_one_that_ark_has() -> None:
 @pytest.mark.parametrize(
     ("title", "name"), [("A decoder of your own", "Parallel"), ("A parameter of its own", "Scaled")]
 )
-def test_the_users_decoder_of_the_page_generates(
+def test_users_decoder_of_the_page_generates(
     title: str,
     name: str,
     tmp_path: Path,
@@ -73,7 +73,7 @@ def test_the_users_decoder_of_the_page_generates(
     assert len(capsys.readouterr().out) > 8
 
 
-def test_the_checkpoint_of_the_page_answers(
+def test_checkpoint_of_the_page_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = PAGE.read_text().split("## A checkpoint to try it with")[1].split("\n## ")[0]
@@ -87,7 +87,7 @@ def test_the_checkpoint_of_the_page_answers(
 
 
 @slow
-def test_the_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
+def test_package_of_the_page_is_found_by_commands(tmp_path: Path) -> None:
     """`ark` commands find the page's new decoder in an installed package that declares it by an
     entry point.
     """
@@ -132,7 +132,7 @@ def case(monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.emulated("slow")
-def test_the_decoder_of_the_page_computes_transformers_tokens(
+def test_decoder_of_the_page_computes_transformers_tokens(
     backend: str,
     case: tuple[str, dict[str, Any]],
     tmp_path: Path,
@@ -142,7 +142,7 @@ def test_the_decoder_of_the_page_computes_transformers_tokens(
     decoders.check_tokens_and_logits_are_those_of_transformers(backend, case[0], tmp_path)
 
 
-def test_the_decoder_of_the_page_is_refused_on_several_ranks(
+def test_decoder_of_the_page_is_refused_on_several_ranks(
     case: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     directory = make_checkpoint(tmp_path / case[0], **case[1])

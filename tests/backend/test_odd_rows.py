@@ -62,7 +62,7 @@ def test_attention_over_an_odd_number_of_keys(backend: str, length: int, queries
 
 
 @pytest.mark.parametrize("count, classes", few(2, CLASSES))
-def test_a_loss_over_an_odd_number_of_classes(backend: str, count: int, classes: int) -> None:
+def test_loss_over_an_odd_number_of_classes(backend: str, count: int, classes: int) -> None:
     """A head, a cross entropy and the gradients of the head's input and weight."""
     arrays = [rows(count, 64), rows(classes, 64), np.arange(count) * 7919 % classes]
     arrays[2][1] = -100

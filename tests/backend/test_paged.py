@@ -60,7 +60,7 @@ def test_rows_are_written_where_the_table_says(backend: str, positions: tuple[in
     np.testing.assert_array_equal(got, want)
 
 
-def test_a_loop_appends_and_reads(backend: str) -> None:
+def test_loop_appends_and_reads(backend: str) -> None:
     """Two sequences grow by a row in each iteration. After the last one, attention equals
     torch's.
     """
@@ -92,7 +92,7 @@ def test_a_loop_appends_and_reads(backend: str) -> None:
 
 
 @pytest.mark.parametrize("window", few_emulated([0, 20], 0))
-def test_a_page_that_is_not_there_ends_the_run(backend: str, window: int) -> None:
+def test_page_that_is_not_there_ends_the_run(backend: str, window: int) -> None:
     """A page number that does not exist ends the run with an error, in attention that is split over
     positions and in attention of tiles.
     """
@@ -132,7 +132,7 @@ def test_mismatched_shapes_are_refused() -> None:
 
 @pytest.mark.parametrize("position", few_emulated([24, -1, 2**31 - 1, -(2**31)], 24, -1))
 @pytest.mark.parametrize("way", ["splits", "tiles", "many rows", "append"])
-def test_a_position_that_is_not_there_ends_the_run(backend: str, way: str, position: int) -> None:
+def test_position_that_is_not_there_ends_the_run(backend: str, way: str, position: int) -> None:
     """A position beyond the page table ends the run with an error that names it and the valid
     range. Nothing outside of the table is read.
     """

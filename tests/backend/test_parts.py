@@ -29,7 +29,7 @@ def machine_of(device: Device, backend: str) -> Machine:
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(("rows", "columns", "parts"), [(130, 192, 2), (519, 2048, 4)])
-def test_the_norm_of_a_sum_of_parts_equals_numpy(
+def test_norm_of_a_sum_of_parts_equals_numpy(
     backend: str, rows: int, columns: int, parts: int, residual: bool
 ) -> None:
     depth, rng = 256, np.random.default_rng(rows)

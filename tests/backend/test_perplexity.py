@@ -163,7 +163,7 @@ def test_formats_of_other_packages(backend: str, name: str, cache: str, tmp_path
     )
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "out.json"
     text.write_text(TEXT)
     command = ["bench", "perplexity", str(NOAH), "--text", str(text), "--backend", "cpu"]
@@ -177,7 +177,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert f"perplexity {figures['perplexity']:.4f} of" in capsys.readouterr().out
 
 
-def test_a_text_without_a_second_token_is_refused() -> None:
+def test_text_without_a_second_token_is_refused() -> None:
     backend, _ = registry.choose("cpu")
     with closing(backend.open(0)) as device, pytest.raises(InvalidUsageError, match="at least 2"):
         perplexity(Checkpoint.open(NOAH), backend, device, [1])

@@ -153,6 +153,6 @@ def test_kabsch_returns_rotations_only() -> None:
     np.testing.assert_allclose(estimate[4:, 0], 1, atol=1e-6)
 
 
-def test_the_figure_is_an_svg() -> None:
+def test_figure_is_an_svg() -> None:
     drawn = example.figure(np.random.default_rng(0).normal(size=(500, 6)))
     assert len(ElementTree.fromstring(drawn)) == 1 + 6 * (6 + 2 * 2)

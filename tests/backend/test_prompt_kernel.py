@@ -52,7 +52,7 @@ def planned(shape: Shape, device: Device, cuts: dict[str, list[int]]) -> Plan:
 
 
 @pytest.mark.parametrize(("parts", "width"), [pytest.param(1, 16, marks=slow), (2, 64)])
-def test_a_prompt_for_matrix_units_gives_the_models_tokens(
+def test_prompt_for_matrix_units_gives_the_models_tokens(
     directories: dict[int, Path], parts: int, width: int
 ) -> None:
     """A prompt planned for matrix units gives the model's tokens on the CPU. parts: the number of
@@ -89,7 +89,7 @@ def test_a_prompt_for_matrix_units_gives_the_models_tokens(
 
 
 @pytest.mark.parametrize("position", [0, 7, 100])
-def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
+def test_projection_rotates_and_appends_its_rows(position: int) -> None:
     """A projection in tiles of rows rotates queries and keys and appends to the caches. Rows beyond
     the caches' end are dropped, and other rows stay unchanged.
     """
@@ -99,7 +99,7 @@ def test_a_projection_rotates_and_appends_its_rows(position: int) -> None:
 
 @pytest.mark.parametrize("page", [0, 10])
 @pytest.mark.parametrize("position", [0, 20])
-def test_a_projection_appends_a_row_to_each_sequence(position: int, page: int) -> None:
+def test_projection_appends_a_row_to_each_sequence(position: int, page: int) -> None:
     """A tile has a row of each of 12 sequences, whose positions differ; from position 20 on, the
     last ones are outside of the caches.
     """

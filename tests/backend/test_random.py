@@ -26,7 +26,7 @@ def words(places: np.ndarray, seed: int, step: int = 0) -> np.ndarray:
     return FUNCTIONS["philox"].reference(places, np.asarray(seed), np.asarray(step))
 
 
-def test_the_reference_gives_published_words() -> None:
+def test_reference_gives_published_words() -> None:
     assert tuple(words(np.arange(4), 0)) == ZEROS
     places = np.arange(4, 16) + 4 * COUNTER
     assert tuple(words(places, KEY, STREAM)) == BLOCKS

@@ -110,7 +110,7 @@ def test_overwritten_memory_ends_a_region() -> None:
     np.testing.assert_allclose(after, 2 * want[-1], rtol=1e-5)
 
 
-def test_the_reference_of_a_joined_node_equals_numpy() -> None:
+def test_reference_of_a_joined_node_equals_numpy() -> None:
     """The NumPy reference of a `fusion` node, which tests of whole graphs use, equals the separate
     ops.
     """
@@ -148,7 +148,7 @@ def test_results_that_one_op_reads_twice(backend: str, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [ark.fp32, ark.bf16])
-def test_a_small_chain_is_one_op_where_hand_overs_are_slow(dtype: Any) -> None:
+def test_small_chain_is_one_op_where_hand_overs_are_slow(dtype: Any) -> None:
     model = Model()
     with use_model(model):
         doubled = ark.tensor([4096], dtype)

@@ -41,7 +41,7 @@ def device() -> Iterator[Device]:
         yield opened
 
 
-def test_the_machine_equals_the_device_report(device: Device) -> None:
+def test_machine_equals_the_device_report(device: Device) -> None:
     assert device.arch == device.machine.arch == ARCH
     assert device.machine.lanes == 64 and device.machine.has(Capability.MFMA)
     assert device.machine.processors > 0
@@ -83,7 +83,7 @@ def test_device_indices_out_of_range_are_refused() -> None:
         backend.open(7)
 
 
-def test_a_peer_in_the_same_process(device: Device) -> None:
+def test_peer_in_the_same_process(device: Device) -> None:
     with contextlib.closing(backend.open(1)) as other:
         memory = other.alloc(256, "symmetric")
         mapped = device.map_peer(other.export(memory))
@@ -93,7 +93,7 @@ def test_a_peer_in_the_same_process(device: Device) -> None:
         assert (other.read(memory.address, 256) == 7).all()
 
 
-def test_a_peer_on_another_machine(device: Device) -> None:
+def test_peer_on_another_machine(device: Device) -> None:
     handle = device.export(device.alloc(256, "symmetric"))
     about = {**json.loads(handle[64:]), "host": "elsewhere"}
     with pytest.raises(SystemError, match="on the machine elsewhere"):
@@ -107,7 +107,7 @@ def _write_into(handle: bytes) -> None:
         device.free(mapped)
 
 
-def test_a_peer_in_another_process(device: Device) -> None:
+def test_peer_in_another_process(device: Device) -> None:
     memory = device.alloc(256, "symmetric")
     child = multiprocessing.get_context("spawn").Process(
         target=_write_into, args=(device.export(memory),)

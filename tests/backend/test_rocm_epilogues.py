@@ -185,7 +185,7 @@ PROJECTIONS = [
     in_turns(("gfx942", "gfx1100", "gfx950"), PROJECTIONS),
     indirect=["arch"],
 )
-def test_a_rotated_projection_equals_numpy(
+def test_rotated_projection_equals_numpy(
     arch: str, projection: Projection, cut: tuple[int, int]
 ) -> None:
     position = 33

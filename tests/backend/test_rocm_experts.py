@@ -119,7 +119,7 @@ EPILOGUES += [(1, 6, True, 2880, 40, 1, True)]  # more slots than runs in flight
     in_turns(("gfx950", "gfx942"), EPILOGUES),
     indirect=["arch"],
 )
-def test_an_epilogue_of_chosen_experts(
+def test_epilogue_of_chosen_experts(
     arch: str,
     rows: int,
     slots: int,

@@ -55,7 +55,7 @@ def values(shape: tuple[int, ...], dtype: DataType, seed: int) -> np.ndarray:
     [*in_turns(ARCHS, CASES), *(pytest.param(arch, *LONG, marks=slow) for arch in ARCHS)],
     indirect=["arch"],
 )
-def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
+def test_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) -> None:
     """A gated block of one row: y = x + down(silu(gate) * up), with gate and up of the normalised
     x. The block is two linear layers; the second layer reads the result of the first.
     """
@@ -69,7 +69,7 @@ def test_a_gated_block(arch: str, k: int, hidden: int, n: int, dtype: DataType) 
     ("arch", "rows", "k", "hidden", "n"), in_turns(UNIT_ARCHS, SEVERAL), indirect=["arch"]
 )
 @pytest.mark.parametrize("given", [fp32, bf16])
-def test_a_gated_block_of_several_rows(
+def test_gated_block_of_several_rows(
     arch: str, rows: int, k: int, hidden: int, n: int, given: DataType
 ) -> None:
     """A gated block of several rows on matrix units. An infinity in one row does not affect the

@@ -43,7 +43,7 @@ DECODERS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[slow] * (n != "Llama")) for n in DECODERS])
-def test_a_decoder_is_as_near_to_fp64_as_torchs(name: str, backend: str) -> None:
+def test_decoder_is_as_near_to_fp64_as_torchs(name: str, backend: str) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from ark.cli.measure.model_parts import FirstTensor

@@ -75,7 +75,7 @@ def test_gradients_of_norms_equal_those_of_torch(backend: str, norm: str, dtype:
 
 @pytest.mark.parametrize("machine", ["h200", "mi300x", "cpu-2"])
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-def test_the_gradient_of_rows_is_one_op(norm: str, machine: str) -> None:
+def test_gradient_of_rows_is_one_op(norm: str, machine: str) -> None:
     with ark.use_model(ark.Model()) as model:
         _gradients(256, 768, ark.bf16, norm)
     planned = plan(model.graph, registry.machine(machine))

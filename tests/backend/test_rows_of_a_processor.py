@@ -126,7 +126,7 @@ def test_updates_in_place_and_of_a_part(backend: str) -> None:
 
 
 @pytest.mark.emulated("slow")
-def test_the_largest_of_rows(backend: str) -> None:
+def test_largest_of_rows(backend: str) -> None:
     """topk of rows with equal elements, of increasing rows, and of rows of -inf. Some row lengths
     are a multiple of a vector, others are not.
     """

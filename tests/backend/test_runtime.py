@@ -45,7 +45,7 @@ def test_quickstart(backend: str) -> None:
     runtime.stop()
 
 
-def test_an_empty_model_launches(backend: str) -> None:
+def test_empty_model_launches(backend: str) -> None:
     lone = ark.tensor([3])
     with ark.Runtime() as runtime:
         runtime.launch()
@@ -184,7 +184,7 @@ def test_dlpack_copies_and_devices(backend: str) -> None:
         x.__dlpack__(unknown=1)
 
 
-def test_a_dlpack_copy_does_not_share_memory(backend: str) -> None:
+def test_dlpack_copy_does_not_share_memory(backend: str) -> None:
     torch, device = torch_device(backend)
     x = ark.tensor([8])
     with ark.Runtime() as runtime:
@@ -368,7 +368,7 @@ def test_profiler(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert y.shape() == [64, 64]
 
 
-def test_a_fault_leaves_the_process_usable(backend: str) -> None:
+def test_fault_leaves_the_process_usable(backend: str) -> None:
     ids, table = ark.tensor([4], ark.int32), ark.tensor([10, 8])
     out = ark.embedding(ids, table)
     runtime = ark.Runtime()
@@ -384,7 +384,7 @@ def test_a_fault_leaves_the_process_usable(backend: str) -> None:
         assert out.to_numpy().shape == (4, 8)
 
 
-def test_a_stop_token_ends_the_run(backend: str) -> None:
+def test_stop_token_ends_the_run(backend: str) -> None:
     """A run in which the device samples a stop token ends there. The next run starts from the
     beginning.
     """
@@ -418,7 +418,7 @@ def test_stopping_needs_no_second_thread(backend: str) -> None:
     assert y.to_numpy().tolist() == [1, 1, 1, 1]
 
 
-def test_an_idle_kernel_leaves_the_device_and_comes_back(
+def test_idle_kernel_leaves_the_device_and_comes_back(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A persistent kernel without work leaves the device, so that other work can run. It is started

@@ -175,7 +175,7 @@ def test_suppressed_tokens_and_stops_before_the_minimum_never_come(backend: str)
     assert ended.tokens[0].tolist() == [third, third, best, 0, 0, 0, 0]
 
 
-def test_a_sequence_within_its_prompt_draws_and_counts_nothing(backend: str) -> None:
+def test_sequence_within_its_prompt_draws_and_counts_nothing(backend: str) -> None:
     drawn = draw(
         np.stack([SPREAD, SPREAD]), 4, last=(LAST_PLACE, LAST_PLACE + 3), top=1, logprobs=2
     )

@@ -62,7 +62,7 @@ def alone(op: str) -> list[np.ndarray]:
     return [np.concatenate(parts) for parts in zip(*results, strict=True)]
 
 
-def test_the_references_are_those_of_each_sequence() -> None:
+def test_references_are_those_of_each_sequence() -> None:
     for op, (names, attrs) in OPS.items():
         batched = registry.get(op).reference([GIVEN[n] for n in names], attrs)  # type: ignore[misc]
         for got, want in zip(batched, alone(op), strict=True):
@@ -104,7 +104,7 @@ def test_each_sequence_is_computed_as_if_alone(backend: str) -> None:
                 np.testing.assert_allclose(got.to_numpy(), want, 2e-5, 2e-5, err_msg=op)
 
 
-def test_a_flag_of_the_host_ends_a_launch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flag_of_the_host_ends_a_launch(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch ends when the host sets a word in memory. Here that word is the memory of a token
     that the launch itself writes, so the launch ends itself. (The verifier, which would refuse this
     plan, is disabled.) A CPU reads the word after the tokens, so it runs no further iteration.

@@ -44,7 +44,7 @@ def short(machine: Machine) -> Machine:
 
 
 @pytest.mark.parametrize(("dtype", "iterations"), [(bf16, 66_000), (fp16, 3)], ids=str)
-def test_a_gated_block_with_short_packets_equals_numpy(
+def test_gated_block_with_short_packets_equals_numpy(
     backend: str, dtype: DataType, iterations: int
 ) -> None:
     columns, inner = 24, 40

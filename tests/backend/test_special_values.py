@@ -168,7 +168,7 @@ def test_functions_over_the_whole_range_equal_torch(backend: str, dtype: Any) ->
             agree(name, pairs[name].to_numpy(), function(*wide[1:]).numpy())
 
 
-def test_an_expression_is_computed_in_its_order(backend: str) -> None:
+def test_expression_is_computed_in_its_order(backend: str) -> None:
     """Fused elementwise ops overflow and round exactly where separate ops do."""
     given = np.array([1e30, 3e38, 1.4, -2.6, 1e-30, 123456.7], np.float32)
     x = ark.tensor([6])
@@ -217,7 +217,7 @@ def test_logsumexp_of_infinities_equals_torch(backend: str, dtype: Any) -> None:
 @pytest.mark.parametrize(
     "dtype", few_emulated((ark.fp32, ark.fp16, ark.bf16), ark.fp32), ids=lambda d: d.name
 )
-def test_a_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
+def test_softmax_of_nothing_is_zero(backend: str, dtype: Any) -> None:
     """For rows of -inf only, safe_softmax gives zeros and softmax gives NaN, as in torch."""
     inf, rng = np.inf, np.random.default_rng(3)
     outputs, inputs, given = [], [], []

@@ -71,7 +71,7 @@ def script(text: str, backend: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_generation_and_keeps_the_text(
+def test_signal_ends_generation_and_keeps_the_text(
     backend: str, endless: Path, number: int, code: int
 ) -> None:
     process = begin(command(backend, endless))
@@ -88,7 +88,7 @@ MOMENTS = ("importlib.resources", "numpy", "ark.plan", "ark.cli", "argparse", "a
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("way", ["module", "script"])
-def test_an_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, moment: str) -> None:
+def test_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, moment: str) -> None:
     """A command that gets SIGINT while it imports a module ends without a traceback. moment: the
     module.
     """
@@ -114,7 +114,7 @@ def test_an_interrupt_while_the_command_still_loads(tmp_path: Path, way: str, mo
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_an_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> None:
+def test_interrupt_keeps_the_tokens_of_json(backend: str, endless: Path) -> None:
     process = begin(
         interrupting("generate, 'read_tokens'", "ark.models", command(backend, endless, "--json"))
     )
@@ -142,7 +142,7 @@ def interrupting(expression: str, module: str, argv: list[str]) -> list[str]:
     return [sys.executable, "-c", text]
 
 
-def test_a_reader_that_has_enough(backend: str, endless: Path) -> None:
+def test_reader_that_has_enough(backend: str, endless: Path) -> None:
     process = begin(command(backend, endless))
     assert process.stdout is not None and process.stderr is not None
     process.stdout.read(30)
@@ -152,7 +152,7 @@ def test_a_reader_that_has_enough(backend: str, endless: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_an_interrupt_ends_the_benchmark(backend: str, endless: Path) -> None:
+def test_interrupt_ends_the_benchmark(backend: str, endless: Path) -> None:
     registry.with_kernels(registry.get(backend))  # the benchmark times these kernels
     argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(endless)]
     argv += ["--backend", backend, "--context", "16", "--tokens", "40000", "--repeats", "100"]
@@ -161,7 +161,7 @@ def test_an_interrupt_ends_the_benchmark(backend: str, endless: Path) -> None:
     assert process.returncode == 130, err
 
 
-def test_an_exception_beside_a_running_kernel(backend: str) -> None:
+def test_exception_beside_a_running_kernel(backend: str) -> None:
     done = script(
         "x = ark.tensor([64, 64])\n"
         "y = ark.add(x, 1.0, output=x)\n"
@@ -175,7 +175,7 @@ def test_an_exception_beside_a_running_kernel(backend: str) -> None:
 
 
 @pytest.mark.parametrize("loop_mode", [True, False])
-def test_the_process_may_end_beside_a_running_kernel(backend: str, loop_mode: bool) -> None:
+def test_process_may_end_beside_a_running_kernel(backend: str, loop_mode: bool) -> None:
     done = script(
         "x = ark.tensor([64, 64])\n"
         "y = ark.add(x, 1.0, output=x)\n"
@@ -188,7 +188,7 @@ def test_the_process_may_end_beside_a_running_kernel(backend: str, loop_mode: bo
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
-def test_an_interrupt_ends_a_run(backend: str) -> None:
+def test_interrupt_ends_a_run(backend: str) -> None:
     done = script(
         "import signal, threading, os, time\n"
         "x = ark.tensor([64, 64])\n"
@@ -218,7 +218,7 @@ def generator(backend: str, endless: Path) -> Any:
     device.close()
 
 
-def test_a_closed_stream_stops_the_device(generator: Generator) -> None:
+def test_closed_stream_stops_the_device(generator: Generator) -> None:
     for token in generator.stream([7, 8, 9], LONG_CONTEXT, stop_tokens=()):
         first = token
         break

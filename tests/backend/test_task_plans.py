@@ -28,7 +28,7 @@ def model() -> tuple[ark.Tensor, ark.Tensor, ark.Tensor]:
     return x, w, ark.matmul(ark.div(wide, mean), w)
 
 
-def test_a_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
+def test_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
     x, w, y = model()
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(norm_and_product()))
@@ -55,7 +55,7 @@ def test_a_plan_of_arks_runs(backend: str, tmp_path: Path) -> None:
     assert [p for p, t in sorted(by_op[0], key=lambda e: e[1].coord)][:8] == [0] * 7 + [1]
 
 
-def test_a_plan_runs_on_tensors_of_its_numbers(backend: str) -> None:
+def test_plan_runs_on_tensors_of_its_numbers(backend: str) -> None:
     """A plan runs in a model with other ops, and uses the tensors whose numbers the plan
     contains.
     """

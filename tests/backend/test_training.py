@@ -68,7 +68,7 @@ def test_optimizers(backend: str) -> None:
             assert want[-1] < want[0] / 2
 
 
-def test_the_shipped_model_learns(backend: str) -> None:
+def test_shipped_model_learns(backend: str) -> None:
     """Two training steps of the shipped model's first layer, with AdamW and clipped gradients, give
     torch's losses. `nox -s training` runs 200 steps of all layers.
     """

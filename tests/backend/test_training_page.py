@@ -11,7 +11,7 @@ from tests.pages import python_blocks
 torch = pytest.importorskip("torch")
 
 
-def test_the_example_trains_as_torch_does(backend: str) -> None:
+def test_example_trains_as_torch_does(backend: str) -> None:
     random = np.random.default_rng(1)
     data, weight = random.random((8, 4), np.float32), random.random((3, 4), np.float32)
     wanted = np.arange(8) % 3

@@ -55,7 +55,7 @@ def attend(ordered: bool = True) -> dict[str, list[ark.Tensor]]:
     return held
 
 
-def test_a_cache_and_its_row_are_bound_anew_for_each_token() -> None:
+def test_cache_and_its_row_are_bound_anew_for_each_token() -> None:
     held = attend()
     rng = np.random.default_rng(0)
     caches = {part: on_device(np.zeros((HEADS, LENGTH, WIDTH), np.float32)) for part in "kv"}
@@ -117,7 +117,7 @@ def test_overlapping_placeholders_without_an_order_are_refused() -> None:
         runtime.launch(loop_mode=False, tensor_mappings=mapping)
 
 
-def test_an_order_for_one_of_two_readers_is_not_enough() -> None:
+def test_order_for_one_of_two_readers_is_not_enough() -> None:
     cache, slot, row = (ark.placeholder(s) for s in ([8, 4], [1, 4], [1, 4]))
     first, last = ark.placeholder([8, 4]), ark.placeholder([8, 4])
     written = ark.copy(row, output=slot)

@@ -93,7 +93,7 @@ def test_updates_equal_those_of_torch(backend: str, name: str, dtype: DataType) 
 
 
 @pytest.mark.parametrize("machine", ["h200", "mi300x"])
-def test_a_parameter_and_its_moments_are_one_op(machine: str) -> None:
+def test_parameter_and_its_moments_are_one_op(machine: str) -> None:
     with ark.use_model(ark.Model()) as model:
         weight = ark.parameter((512, 1024), ark.bf16)
         ark.optim.AdamW([weight], RATE).step([ark.tensor((512, 1024), ark.bf16)])

@@ -58,19 +58,19 @@ def vendor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_vendor_of_the_page_runs(vendor: Path) -> None:
+def test_vendor_of_the_page_runs(vendor: Path) -> None:
     assert "toy" in run(vendor, "-m", "ark", "info")
     run(vendor, str(vendor / "try_vendor.py"))
 
 
-def test_the_specialised_body_of_the_page_is_used(vendor: Path) -> None:
+def test_specialised_body_of_the_page_is_used(vendor: Path) -> None:
     """If the matmul body (device function) that the page defines is changed to compute a wrong
     result, the page's script fails; this proves that the script uses it.
     """
     refused(vendor, "ark_toy/tasks/matmul.h", "ark_row_dot(right, left, K)", "try_vendor.py")
 
 
-def test_the_variant_of_the_page_runs(tmp_path: Path) -> None:
+def test_variant_of_the_page_runs(tmp_path: Path) -> None:
     write(VENDOR, tmp_path)
     write_variant(tmp_path)
     run(tmp_path, str(tmp_path / "try_variant.py"))

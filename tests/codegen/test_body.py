@@ -49,7 +49,7 @@ class Mover(Named):
     moves = True
 
 
-def test_the_first_body_that_serves_is_taken() -> None:
+def test_first_body_that_serves_is_taken() -> None:
     few, many = Named("few", 4), Named("many", 8)
     listed = dataclasses.replace(dialect(), bodies=(Mover("moved", 8), few, many, Named("last", 9)))
     assert listed.body(BULK, MACHINE) is many
@@ -59,14 +59,14 @@ def test_the_first_body_that_serves_is_taken() -> None:
     assert bodies.texts == ["void task_0_bulk() { many }\n"]
 
 
-def test_a_body_of_another_kind_or_variant_is_not_used() -> None:
+def test_body_of_another_kind_or_variant_is_not_used() -> None:
     listed = dataclasses.replace(dialect(), bodies=(Mover("moved", 8), Named("few", 4)))
     assert listed.body(BULK, MACHINE) is None
     assert listed.body(dataclasses.replace(BULK, kind="combine"), MACHINE, moves=True) is None
     assert listed.body(BULK, MACHINE, moves=True) is listed.bodies[0]
 
 
-def test_an_op_of_moving_warps_needs_a_body_for_them() -> None:
+def test_op_of_moving_warps_needs_a_body_for_them() -> None:
     variant = Variant("matrix", (Role(COMPUTE, 8), Role(MOVE, 3)))
     machine = dataclasses.replace(registry.machine("h100"), variants=(variant,))
     sig = dataclasses.replace(BULK, params={"moved": True})

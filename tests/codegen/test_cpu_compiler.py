@@ -55,7 +55,7 @@ def test_kernels_of_other_ops_and_scratch_have_one_loop(
     assert len({re.search(r"ark_scratch_bytes = \d+", s.text)[0] for s in sources}) > 1
 
 
-def test_a_source_also_compiles_as_one_program(asked: Asked) -> None:
+def test_source_also_compiles_as_one_program(asked: Asked) -> None:
     """The source with loop and bodies, as `ark emit` and `ark export` write it, compiles as one
     program, although execution compiles the loop separately.
     """

@@ -53,7 +53,7 @@ def elf(size: int, aligned: int, name: str = ".nv.shared.ark_loop") -> bytes:
     return head + first + own + other + names
 
 
-def test_a_section_is_whole_and_aligned():
+def test_section_is_whole_and_aligned():
     assert alignment.check_alignment(elf(0x800, 1024), "ark_loop") == ""
     assert alignment.check_alignment(elf(0x400, 2048), "ark_loop") == ""
     assert alignment.check_alignment(elf(3, 1, ".nv.shared.other"), "ark_loop") == ""
@@ -71,7 +71,7 @@ def test_invalid_elf_files_are_reported():
         assert "not a readable ELF file" in message, cut
 
 
-def test_the_check_and_the_prelude_agree():
+def test_check_and_the_prelude_agree():
     (asked,) = re.findall(r"ARK_SHARED_ALIGNMENT = (\d+)u;", TEXTS["prelude.h"])
     assert int(asked) == alignment.SHARED_ALIGNMENT_BYTES
 
@@ -114,7 +114,7 @@ def test_kernels_keep_their_alignment(arch, dtype):
 
 
 @pytest.mark.parametrize("stages, nbytes, static", [(12, 16384, 2048), (24, 8192, 3072)])
-def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
+def test_barriers_of_a_ring_have_room(stages, nbytes, static):
     """The static shared memory of a kernel has room for the barriers of its ring: with 24 slots it
     is 1024 bytes larger than with 12. The section is aligned to 1024.
     """
@@ -129,7 +129,7 @@ def test_the_barriers_of_a_ring_have_room(stages, nbytes, static):
     assert alignment._sections(binary.data)[".nv.shared.ark_loop"] == (static, 1024)
 
 
-def test_a_compiler_that_loses_it_is_named():
+def test_compiler_that_loses_it_is_named():
     """The kernel's own check reports a compiler that does not align dynamic shared memory. The
     kernel here has 12 bytes of static memory and requests no alignment, so its ELF file is like one
     by NVRTC 13.0.
@@ -193,7 +193,7 @@ extern "C" const ark_u32* run(ark_u32 thread) {
 
 @pytest.mark.parametrize("offset", [0, 16, 512])
 @pytest.mark.parametrize("thread", [0, 5])
-def test_a_kernel_looks_where_its_shared_memory_begins(offset, thread, tmp_path: Path):
+def test_kernel_looks_where_its_shared_memory_begins(offset, thread, tmp_path: Path):
     source, library = tmp_path / "entry.cpp", tmp_path / "entry.so"
     source.write_text(HOST + TEXTS["entry.h"] + CALLS.replace("OFFSET", str(offset)))
     words = ["g++", "-std=c++20", "-O2", "-shared", "-fPIC", "-Wl,-Bsymbolic"]
@@ -210,7 +210,7 @@ def test_a_kernel_looks_where_its_shared_memory_begins(offset, thread, tmp_path:
         assert not mailbox[:6].any()
 
 
-def test_the_error_names_compiler_and_fix():
+def test_error_names_compiler_and_fix():
     graph = Graph()
     a, b = (graph.tensor((8, 96), fp32, arena="state", name=n) for n in "ab")
     graph.add("relu", [a], [b], {}, "relu")

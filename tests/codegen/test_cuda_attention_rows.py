@@ -37,7 +37,7 @@ def attended(query: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndar
 
 @pytest.mark.parametrize("warps", [8, 12])  # from nine on, a warp has no registers for two batches
 @pytest.mark.parametrize("paged", [False, True])
-def test_a_row_is_attended_over_several_batches_of_rows(
+def test_row_is_attended_over_several_batches_of_rows(
     warps: int, paged: bool, tmp_path: Path
 ) -> None:
     h100 = machines.MODELS["h100"].with_processors(2)

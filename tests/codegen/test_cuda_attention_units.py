@@ -193,7 +193,7 @@ def test_sums_and_scores_stay_in_registers(machine: str, width: int) -> None:
 @pytest.mark.parametrize(
     "width", [pytest.param(w, marks=[slow] * (w != 128)) for w in (64, 128, 256)]
 )
-def test_the_matrix_variant_without_wgmma_uses_this_body(width: int) -> None:
+def test_matrix_variant_without_wgmma_uses_this_body(width: int) -> None:
     """Attention with a head width that wgmma does not support also compiles to mma.sync in the
     variant `matrix`, whose warps have more registers.
     """

@@ -64,7 +64,7 @@ def test_every_kind_compiles(arch):
         assert b"ark_loop\0" in program.binary.data, program.emitted.bodies
 
 
-def test_the_plans_contain_every_task_kind():
+def test_plans_contain_every_task_kind():
     machine = model_of("sm_90a")
     kinds_planned = {op.kind for _, task_plan in signatures.plans(machine) for op in task_plan.ops}
     # Transfers have no body, because the host performs them. The body of `switch` is compiled by
@@ -208,7 +208,7 @@ def agreed(got: Decoded, want: Decoded) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(bf16, 24), (fp32, 32)])
-def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
+def test_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
     """The reference run that the tests below compare GPUs with."""
     from ark_cpu import backend as cpu
 
@@ -232,7 +232,7 @@ def test_a_decoder_on_the_cpu_equals_transformers_greedily(dtype, width):
 
 @needs_gpu
 @pytest.mark.parametrize(("dtype", "width", "chunk"), [(bf16, 64, 128), (fp16, 128, 256)])
-def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
+def test_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk):
     """A prompt whose kernel rounds activations to 16 bits before each product gives the CPU's KV
     caches within rounding.
     """
@@ -272,7 +272,7 @@ def test_a_prompt_in_a_kernel_of_its_own_agrees_with_the_cpu(dtype, width, chunk
         (fp16, 10240, 1024, 4, 4, 32),
     ],
 )
-def test_a_decoder_agrees_with_the_cpu(dtype, hidden, inner, heads, kv_heads, width):
+def test_decoder_agrees_with_the_cpu(dtype, hidden, inner, heads, kv_heads, width):
     from ark_cpu import backend as cpu
 
     config = LlamaConfig(

@@ -86,7 +86,7 @@ def boxed(weights: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("rows", "inputs"), [(8, 2), (8, 3), (8, 4), (8, 5), (8, 8), (16, 2), (16, 4), (16, 7), (16, 8)]
 )
-def test_a_warps_sums_equal_numpy(device: ctypes.CDLL, rows: int, inputs: int) -> None:
+def test_warps_sums_equal_numpy(device: ctypes.CDLL, rows: int, inputs: int) -> None:
     rng = np.random.default_rng(rows * inputs)
     k = 3 * LINE_ELEMENTS
     # The whole numbers are so small that bf16 represents them exactly, and fp32 their sums.

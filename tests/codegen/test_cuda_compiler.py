@@ -70,7 +70,7 @@ def beside_a_collective(product: bool, collective: bool):
     return machine, write(plans[0], machine, backend.dialect(machine.arch)).source
 
 
-def test_a_product_beside_a_collective_keeps_its_registers_in_the_loop():
+def test_product_beside_a_collective_keeps_its_registers_in_the_loop():
     """If the loop and all bodies are compiled as one program, no function needs a stack. If they
     are compiled separately, only the product saves its callers' registers, and it does so once.
     """
@@ -93,7 +93,7 @@ def test_a_product_beside_a_collective_keeps_its_registers_in_the_loop():
     }
 
 
-def test_a_kernel_of_many_bodies_is_linked():
+def test_kernel_of_many_bodies_is_linked():
     if compiler._linker() is None:
         pytest.skip("no nvJitLink of this NVRTC or later is installed")
     source = plan_and_source(MAX_JOINT_BODIES + 1)[1]
@@ -111,7 +111,7 @@ def test_a_kernel_of_many_bodies_is_linked():
     assert used and int(used[1]) * target.threads <= 65536, one.log
 
 
-def test_a_body_belongs_to_one_part_of_the_text():
+def test_body_belongs_to_one_part_of_the_text():
     """If bodies are compiled in separate parts, the first part has the loop and declares the bodies
     of the other parts.
     """
@@ -153,7 +153,7 @@ def test_without_a_linker_it_is_one_program(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("threads, registers", [(512, 128), (544, 120), (384, 168), (128, 255)])
-def test_a_separate_function_keeps_within_its_threads_share(threads: int, registers: int):
+def test_separate_function_keeps_within_its_threads_share(threads: int, registers: int):
     """The limit of registers per thread of a separately compiled function, for a number of threads
     in the block. The driver allocates registers to a warp in units of 256, and a thread has at most
     255.
@@ -161,7 +161,7 @@ def test_a_separate_function_keeps_within_its_threads_share(threads: int, regist
     assert compiler._registers(threads) == registers
 
 
-def test_the_cache_tells_them_apart(monkeypatch: pytest.MonkeyPatch):
+def test_cache_tells_them_apart(monkeypatch: pytest.MonkeyPatch):
     drawn, source = plan_and_source(MAX_JOINT_BODIES + 1)
     machine = machine_of(drawn)
     phases = range(len(drawn.phases))

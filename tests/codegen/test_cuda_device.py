@@ -59,13 +59,13 @@ def test_stages_packets_and_counters(device, which):
     assert launch.elapsed_ms() > 0.0
 
 
-def test_a_stop_ends_the_loop_on_the_device(device):
+def test_stop_ends_the_loop_on_the_device(device):
     streams = Streams(device, device.machine.processors, limit=9, phase0=2, end=4)
     streams.job.run()
     streams.check(5, 2)
 
 
-def test_a_host_feeds_a_persistent_loop(device):
+def test_host_feeds_a_persistent_loop(device):
     streams = Streams(device, device.machine.processors, limit=7, phase0=2, persistent=1)
     launch = streams.job.start()
     mail = streams.job.mail
@@ -81,7 +81,7 @@ def test_a_host_feeds_a_persistent_loop(device):
     streams.check(7, 2)
 
 
-def test_an_idle_persistent_loop_leaves(device):
+def test_idle_persistent_loop_leaves(device):
     streams = Streams(device, 4, limit=1, persistent=1)
     launch = streams.job.start(idle_s=0.05)
     assert launch.wait(10.0)
@@ -89,7 +89,7 @@ def test_an_idle_persistent_loop_leaves(device):
 
 
 @pytest.mark.parametrize("ring", [True, False])
-def test_a_deadlock_ends_in_the_mailbox(device, ring):
+def test_deadlock_ends_in_the_mailbox(device, ring):
     machine = machines_to_try(device)["ring" if ring else "direct"]
     streams = Streams(device, device.machine.processors, machine, limit=3, phase0=3, extra_wait=1)
     streams.job.run(budget_s=0.2)
@@ -112,7 +112,7 @@ def test_unconsumed_stages_are_reported_in_the_mailbox(device):
     assert layout.ERROR_KINDS[int(streams.job.mail["error"])] in ("operand stream", "counter")
 
 
-def test_a_stage_larger_than_a_slot_is_refused(device):
+def test_stage_larger_than_a_slot_is_refused(device):
     if not device.machine.ring_bytes:
         pytest.skip("this GPU reads operands in place")
     machine = device.machine.shaped(stage_bytes=8192, stages=24)
@@ -123,7 +123,7 @@ def test_a_stage_larger_than_a_slot_is_refused(device):
     assert (mail["error_expected"], mail["error_seen"]) == (8192, 3 * 1023 * 4)
 
 
-def test_the_host_can_abort(device):
+def test_host_can_abort(device):
     streams = Streams(device, 8, limit=3, phase0=3, extra_wait=1)
     launch = streams.job.start(budget_s=60.0)
     time.sleep(0.05)
@@ -171,7 +171,7 @@ def test_too_little_memory_says_asked_and_free(device):
         device.alloc(1 << 45, "device")
 
 
-def test_a_binary_for_another_architecture_is_refused(device):
+def test_binary_for_another_architecture_is_refused(device):
     from ark.backend.protocol import Source
 
     source = Source('extern "C" __global__ void ark_loop() {}')

@@ -96,7 +96,7 @@ def check(stand_in: Path, *words: str, first: str = "", **environment: str) -> s
 
 
 @pytest.mark.parametrize("which", ["installed", "oldest", pytest.param("newest", marks=slow)])
-def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels: Path) -> None:
+def test_device_object_fits_the_bindings(which: str, stand_in: Path, wheels: Path) -> None:
     if which == "installed":
         check(stand_in)
         return
@@ -106,7 +106,7 @@ def test_the_device_object_fits_the_bindings(which: str, stand_in: Path, wheels:
 
 
 @slow
-def test_the_oldest_nvrtc_compiles_the_bodies(wheels: Path) -> None:
+def test_oldest_nvrtc_compiles_the_bodies(wheels: Path) -> None:
     """The oldest supported NVRTC compiles the bodies. NVRTC 13.0 needs an option for that;
     otherwise it treats a lambda in a kernel as a host function and refuses it.
     """

@@ -81,7 +81,7 @@ def test_bodies_on_the_host(tmp_path: Path, variant: str, dtype: Any) -> None:
         )
 
 
-def test_a_first_convolution_reads_the_image_in_place(
+def test_first_convolution_reads_the_image_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ops into which a convolution of 3 channels and 16 outputs is rewritten give torch's

@@ -47,7 +47,7 @@ FEW = ("block", "roles0", "roles9")
         for v in registry.machine("h100").variants
     ],
 )
-def test_the_tasks_by_hand_compile(variant):
+def test_tasks_by_hand_compile(variant):
     if variant == "matrix":
         pytest.skip("its loading warpgroup takes boxes, which this harness does not make")
     device = Tables()
@@ -58,7 +58,7 @@ def test_the_tasks_by_hand_compile(variant):
     assert grid.threads == machine.threads and grid.shared_bytes > machine.ring_bytes
 
 
-def test_the_form_for_racecheck_lets_every_lane_arrive():
+def test_form_for_racecheck_lets_every_lane_arrive():
     from tests.sanitizer.model import every_lane
 
     dialect = registry.get("cuda").dialect("sm_90a")

@@ -78,6 +78,6 @@ def test_stages_shared_by_all_warps_have_no_more_copies_in_flight(tmp_path: Path
     assert {device.run(n, n - unused) for n in range(12, 30) for unused in range(12)} == {2}
 
 
-def test_a_ring_of_four_slots_has_no_more_in_flight(tmp_path: Path) -> None:
+def test_ring_of_four_slots_has_no_more_in_flight(tmp_path: Path) -> None:
     device = build(tmp_path, 4, 2)
     assert {device.run(n, n - unused) for n in range(12, 30) for unused in range(4)} == {2}

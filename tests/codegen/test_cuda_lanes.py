@@ -99,7 +99,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("others", [0, 1, 5])
-def test_a_lane_waits_for_the_packets_of_its_warp(
+def test_lane_waits_for_the_packets_of_its_warp(
     device: ctypes.CDLL, short: bool, others: int
 ) -> None:
     reads = ctypes.c_int()
@@ -108,5 +108,5 @@ def test_a_lane_waits_for_the_packets_of_its_warp(
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_a_lane_gives_up_with_its_warp(device: ctypes.CDLL, short: bool) -> None:
+def test_lane_gives_up_with_its_warp(device: ctypes.CDLL, short: bool) -> None:
     assert device.run(int(short), 50, 3, ctypes.byref(ctypes.c_int())) == -1

@@ -57,7 +57,7 @@ ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
         for i, case in enumerate(CASES)
     ],
 )
-def test_the_compiler_does_not_wait_between_instructions(
+def test_compiler_does_not_wait_between_instructions(
     left, right, m, n, k, transposes, dtype
 ) -> None:
     planned = product(H100, left, right, m, n, k, transposes, dtype, "matrix")
@@ -80,7 +80,7 @@ def test_operands_without_box_maps_use_the_block_variant(m, n, k, dtype) -> None
 
 
 @pytest.mark.parametrize(("depth", "k", "variant"), [(1024, 2048, "matrix"), (64, 8192, "block")])
-def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
+def test_small_product_among_large_ones_runs_beside_them(depth, k, variant) -> None:
     """A product of few rows after an encoder (a pooler of eight rows) runs in the variant `matrix`,
     unless it is most of the work.
     """
@@ -99,7 +99,7 @@ def test_a_small_product_among_large_ones_runs_beside_them(depth, k, variant) ->
     assert planned.variant == variant
 
 
-def test_the_registers_of_roles_are_those_that_the_plan_names() -> None:
+def test_registers_of_roles_are_those_that_the_plan_names() -> None:
     """The warps of each role have as many registers as the plan's variant states; together they fit
     on a processor.
     """
@@ -213,7 +213,7 @@ def test_epilogues_are_compiled_into_the_product(m, n, k, dtype, result) -> None
     assert not re.search(r"[1-9]\d* bytes spill", binary.log)
 
 
-def test_an_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
+def test_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
     """The code of a product with gelu as its epilogue is short and unrolled. gelu is written in
     elementary ops, as in transformers' GPT-2, and the columns of the weights are contiguous.
     """
@@ -241,7 +241,7 @@ def test_an_epilogue_with_written_gelu_is_short_and_unrolled() -> None:
 
 
 @pytest.mark.parametrize("dtype", [bf16, fp32], ids=lambda d: d.name)
-def test_a_gate_in_an_epilogue_is_short_for_16_bits(dtype: DataType) -> None:
+def test_gate_in_an_epilogue_is_short_for_16_bits(dtype: DataType) -> None:
     graph = Graph()
     a, b = (graph.tensor((1024, 1024), bf16, arena="state", name=n) for n in "ab")
     gate, out = (graph.tensor((1024, 1024), dtype, arena="state") for _ in range(2))

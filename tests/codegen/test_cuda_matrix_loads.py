@@ -154,7 +154,7 @@ def test_small_bodies_do_not_use_the_stages_memory(unstaged: int, spares: bool) 
 
 
 @needs_gpu
-def test_a_chain_of_products_equals_numpy() -> None:
+def test_chain_of_products_equals_numpy() -> None:
     device = backend.open(0)
     rng = np.random.default_rng(5)
     with contextlib.closing(device):

@@ -68,7 +68,7 @@ def due(device: ctypes.CDLL, walked: int, loaded: list[int], ns: int = 450) -> i
     return device.due(walked, ns, words, len(loaded))
 
 
-def test_a_stage_is_prefetched_in_the_time_of_several(device: ctypes.CDLL) -> None:
+def test_stage_is_prefetched_in_the_time_of_several(device: ctypes.CDLL) -> None:
     idle = [5] * 40
     for ns in (450, 600):
         assert 0 <= due(device, 5, idle, ns) - PERIOD * ns <= 50

@@ -97,7 +97,7 @@ def test_its_kernel_compiles_without_waits_between_instructions() -> None:
     assert emitted.source.text.count("_move(const ArkTask& t)") >= 2
 
 
-def test_a_task_without_a_body_for_moving_warps_is_refused() -> None:
+def test_task_without_a_body_for_moving_warps_is_refused() -> None:
     planned = plans_of("all_reduce")[0]
     dialect = backend.dialect("sm_90a")
     none = dataclasses.replace(dialect, bodies=tuple(b for b in dialect.bodies if not b.moves))

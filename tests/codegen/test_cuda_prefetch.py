@@ -105,7 +105,7 @@ def paced(clocks: list[int], most: int = 1400) -> bool:
     return all(1200 <= b - a <= most for a, b in itertools.pairwise(clocks))
 
 
-def test_a_full_ring_prefetches_the_next_stages_in_order(runs: ctypes.CDLL) -> None:
+def test_full_ring_prefetches_the_next_stages_in_order(runs: ctypes.CDLL) -> None:
     stages, clocks = asked(runs, 30, 30, 60, 100_000, 0)
     assert stages == list(range(30, 46)) and paced(clocks)
     assert 700 <= clocks[0] <= 800  # a short wait asks for nothing
@@ -130,14 +130,14 @@ def test_stages_copied_from_l2_allow_further_prefetches(runs: ctypes.CDLL) -> No
     assert stages == list(range(4, 4 + len(stages))) and 14 <= len(stages) <= 17
 
 
-def test_a_large_models_runs_are_prefetched_more_slowly(runs: ctypes.CDLL, tmp_path: Path) -> None:
+def test_large_models_runs_are_prefetched_more_slowly(runs: ctypes.CDLL, tmp_path: Path) -> None:
     large = build(tmp_path, LISTED_STAGES, mib=14_314)
     clocks = [asked(device, 30, 30, 60, 100_000, 0)[1] for device in (runs, large)]
     small, slow = (statistics.mean(b - a for a, b in itertools.pairwise(c)) for c in clocks)
     assert 1.09 < slow / small < 1.13
 
 
-def test_a_ring_that_is_not_full_prefetches_nothing(runs: ctypes.CDLL, boxes: ctypes.CDLL) -> None:
+def test_ring_that_is_not_full_prefetches_nothing(runs: ctypes.CDLL, boxes: ctypes.CDLL) -> None:
     for device in (runs, boxes):
         assert asked(device, 0, 31, 60, 0, 2_000) == ([], [])
 

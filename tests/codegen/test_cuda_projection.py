@@ -48,7 +48,7 @@ def projected(projection: Projection, cut: tuple[int, int] | None, machine: Mach
 
 
 @pytest.mark.parametrize(("projection", "cut"), PROJECTIONS)
-def test_a_projection_is_rotated_where_its_sums_are(projection, cut) -> None:
+def test_projection_is_rotated_where_its_sums_are(projection, cut) -> None:
     plan = projected(projection, cut, H100)
     (op,) = plan.ops
     assert cut is None or tuple(op.params["tile"]) == cut
@@ -62,7 +62,7 @@ def test_a_projection_is_rotated_where_its_sums_are(projection, cut) -> None:
 @needs_gpu
 @pytest.mark.parametrize("position", [0, 33, 150])
 @pytest.mark.parametrize(("projection", "cut"), PROJECTIONS)
-def test_a_rotated_projection_equals_numpy(projection, cut, position) -> None:
+def test_rotated_projection_equals_numpy(projection, cut, position) -> None:
     device = backend.open(0)
     given = projection.random(np.random.default_rng(position))
     with (

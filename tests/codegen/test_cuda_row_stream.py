@@ -116,7 +116,7 @@ def test_no_machine_streams_them_without_the_copy_unit() -> None:
     assert "ark_row_stream<" not in source(row_plan)
 
 
-def test_the_body_compiles() -> None:
+def test_body_compiles() -> None:
     task_plan = planned(backend.machine("h100"), "rmsnorm", [40, 4000], fp32)
     machine = machine_of(task_plan, 0)
     emitted = write(task_plan, machine, backend.dialect("sm_90a"))
@@ -125,7 +125,7 @@ def test_the_body_compiles() -> None:
     assert " 0 bytes spill stores" in binary.log
 
 
-def test_a_warp_alone_asks_for_no_barrier_of_its_block() -> None:
+def test_warp_alone_asks_for_no_barrier_of_its_block() -> None:
     """If a team that processes a row is one warp, it synchronises without a named barrier, of which
     a block has only 16.
     """

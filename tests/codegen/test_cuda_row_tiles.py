@@ -149,7 +149,7 @@ def test_all_codes_become_their_values(device: ctypes.CDLL, number: int) -> None
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: "-".join(map(str, CASES[n])))
-def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> None:
+def test_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> None:
     dtype, rows = kinds()[number]
     rng = np.random.default_rng(number)
     low, high = {"int4": (-8, 8), "int8": (-128, 128)}.get(dtype.codes.name, (0, 16))

@@ -130,7 +130,7 @@ def test_more_than_four_rows_have_registers(rows: int, warps: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", [SIZES[0], SIZES[3]])
-def test_the_stream_brings_every_byte_once(sizes: tuple) -> None:
+def test_stream_brings_every_byte_once(sizes: tuple) -> None:
     """The fetch records (copies to shared memory that the device will make) together load each
     weight that the tasks multiply exactly once: as boxes if rows are whole lines of 128 bytes,
     otherwise as pieces of rows.

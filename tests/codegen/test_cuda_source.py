@@ -56,7 +56,7 @@ def test_every_architecture_has_a_model():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_loop_compiles(name):
+def test_loop_compiles(name):
     machine = backend.machine(name)
     binary = compile_for(machine, empty_plan(machine))
     # Checks for an ELF file for NVIDIA GPUs (machine 190) that defines the entry point.
@@ -78,7 +78,7 @@ SPILLS = {("block", 0): (128, 128), ("block", 64): (212, 1428), ("roles", 64): (
 
 @slow  # the kernels that are shipped are below
 @pytest.mark.parametrize(("variant", "chunk"), SPILLS)
-def test_the_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk):
+def test_kernels_of_a_real_model_spill_no_more_than_they_did(variant, chunk):
     shape = Shape(builtin_config("llama-3.2-1b"), by_name("bf16"), 612, chunk)
     shape = dataclasses.replace(
         shape, config=dataclasses.replace(shape.config, num_hidden_layers=1)
@@ -113,7 +113,7 @@ def test_prompts_are_a_kernel_of_their_own_whose_products_are_not_serialized():
 
 
 @pytest.mark.parametrize("quantize", [None, "int4", pytest.param("fp8", marks=slow)])
-def test_a_decoder_compiles_under_roles_without_spills(quantize):
+def test_decoder_compiles_under_roles_without_spills(quantize):
     machine = backend.machine("h100")
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)
     shape = Shape(quantised_config(config, quantize, "it"), by_name("bf16"), 612, 0)
@@ -124,14 +124,14 @@ def test_a_decoder_compiles_under_roles_without_spills(quantize):
     assert spills and not any(int(s) for s in spills), log
 
 
-def test_a_ring_can_be_left_out():
+def test_ring_can_be_left_out():
     machine = backend.machine("h100")
     machine = dataclasses.replace(machine, variants=(block(machine.variant.role(COMPUTE)),))
     assert machine.threads == 512
     assert compile_for(machine, empty_plan(machine)).data
 
 
-def test_the_same_source_gives_the_same_bytes():
+def test_same_source_gives_the_same_bytes():
     machine = backend.machine("h100")
     first, second = (
         backend.compiler().compile(
@@ -170,7 +170,7 @@ def test_kernels_are_compiled_side_by_side_from_the_first_on():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_compilers_message_is_in_the_error():
+def test_compilers_message_is_in_the_error():
     with pytest.raises(SystemError, match="undeclared_name"):
         backend.compiler().compile(
             Source('extern "C" __global__ void ark_loop() { undeclared_name(); }'),
@@ -179,7 +179,7 @@ def test_the_compilers_message_is_in_the_error():
 
 
 @pytest.mark.parametrize("arch", ["sm_11", "gfx942", "sm_90a -o x"])
-def test_an_unknown_architecture_is_refused(arch):
+def test_unknown_architecture_is_refused(arch):
     with pytest.raises(SystemError, match=re.escape(arch)):
         backend.compiler().compile(Source("int x;"), Target(arch, 512))
 
@@ -192,7 +192,7 @@ def test_models_fit_their_hardware(name):
     assert (machine.ring_bytes > 0) == (machine.arch != "sm_80")
 
 
-def test_a_device_fills_in_the_nearest_model():
+def test_device_fills_in_the_nearest_model():
     h200 = machines.Reported("X", 9, 0, 130, 232448, 140 << 30, 4800.0)
     machine = machines.of_device(h200)
     assert (machine.processors, machine.memory_bytes) == (130, 140 << 30)
@@ -252,26 +252,26 @@ NVRTC = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 0))
         (FakeDriver(gpus=[("V100", (7, 0))]), "8.0", "cpu"),
     ],
 )
-def test_the_probe_says_why_there_is_no_gpu(driver, reason, remedy):
+def test_probe_says_why_there_is_no_gpu(driver, reason, remedy):
     report = probe._probe(driver, NVRTC)
     assert not report.devices
     assert reason in report.reason and remedy in report.remedy
 
 
-def test_the_probe_lists_usable_gpus():
+def test_probe_lists_usable_gpus():
     report = probe._probe(FakeDriver(gpus=[("V100", (7, 0)), ("H100", (9, 0))]), NVRTC)
     assert [(d.index, d.name, d.arch) for d in report.devices] == [(1, "H100", "sm_90a")]
     assert not report.reason and "V100" in report.notes[0]
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     report = probe.probe()
     assert "cuda-python" in report.reason and "pip install" in report.remedy
 
 
 @pytest.mark.parametrize("name", ["a100", "h100", "b200"])
-def test_the_doctors_kernel_compiles(name):
+def test_doctors_kernel_compiles(name):
     machine = backend.machine(name)
     machine = dataclasses.replace(machine, variants=(block(machine.variant.role(COMPUTE)),))
     target = Target(machine.arch, machine.threads)

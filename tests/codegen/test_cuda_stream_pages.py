@@ -66,7 +66,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize("page", [4, 16, 48, 256])
-def test_a_stage_has_the_rows_of_its_pages(device: ctypes.CDLL, page: int) -> None:
+def test_stage_has_the_rows_of_its_pages(device: ctypes.CDLL, page: int) -> None:
     """The lanes of the loading warp copy the keys and values of one part of the positions, which
     may begin and end in the middle of a page. An invalid page number is read as page 0.
     """

@@ -81,7 +81,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.mark.parametrize("hot", [False, True])
 @pytest.mark.parametrize(("rows", "batch"), SIZES)
-def test_the_best_token_of_each_sequence_is_found(
+def test_best_token_of_each_sequence_is_found(
     device: ctypes.CDLL, rows: int, batch: int, hot: bool
 ) -> None:
     from ark.ops.tokens import _scores

@@ -74,7 +74,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 @pytest.mark.parametrize(("rows", "inner"), SIZES)
-def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, rows: int, inner: int) -> None:
+def test_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, rows: int, inner: int) -> None:
     rng = np.random.default_rng(rows * inner)
     w, x = (to_bf16(rng.standard_normal(shape)) for shape in ((rows, inner), (inner,)))
     out = np.full((32, 4), np.nan, np.float32)
@@ -86,7 +86,7 @@ def test_a_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, rows: int, inner
 
 
 @pytest.mark.parametrize("inner", PAIRS)
-def test_a_stage_by_two_rows_agrees_with_numpy(device: ctypes.CDLL, inner: int) -> None:
+def test_stage_by_two_rows_agrees_with_numpy(device: ctypes.CDLL, inner: int) -> None:
     rng = np.random.default_rng(inner)
     w = to_bf16(rng.standard_normal((4, inner)))
     x = np.full((2, inner + 32), 0x7FC0, np.uint16)  # NaN beyond each row

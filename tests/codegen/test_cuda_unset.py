@@ -108,7 +108,7 @@ def sources(plan: Plan) -> list[tuple[Source, int]]:
     return result
 
 
-def test_a_pack_that_is_loaded_under_a_condition_is_reported() -> None:
+def test_pack_that_is_loaded_under_a_condition_is_reported() -> None:
     texts = [LOADED.replace("INITIAL", initial) for initial in ("", " = {}")]
     partial, none = (unset(ptx(Source(text, "ark_loop"))) for text in texts)
     assert partial and all(len(writers) == 4 for writers in partial.values())

@@ -84,7 +84,7 @@ def maps_of(window_plan: Plan) -> tuple[BoxMap, BoxMap]:
     return left, right
 
 
-def test_a_map_of_windows_as_the_right_side() -> None:
+def test_map_of_windows_as_the_right_side() -> None:
     """The tensor map of a convolution's windows as the right operand, checked by hand: kernel 3 x
     2, stride 2 x 1, images of 32 x 40, padded by one row before and one column on each side. That
     gives 16 x 41 windows, the last of which begins at row 29 and column 39.
@@ -109,7 +109,7 @@ def test_a_map_of_windows_as_the_right_side() -> None:
     )
 
 
-def test_a_map_of_windows_of_one_dimension_as_the_left_side() -> None:
+def test_map_of_windows_of_one_dimension_as_the_left_side() -> None:
     """The tensor map of one-dimensional windows as the left operand, checked by hand: kernel 4,
     dilation 2, rows of 501 elements, padded by 1 before and 4 after. That gives 500 windows, the
     last of which begins at 498.
@@ -239,7 +239,7 @@ def test_images_of_a_depthwise_convolution_are_divided_evenly() -> None:
 @needs_gpu
 @pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
 @pytest.mark.parametrize(("x", "w", "options"), SHAPES)
-def test_a_gpu_convolves_as_torch_does(
+def test_gpu_convolves_as_torch_does(
     x: Shape, w: Shape, options: dict[str, Any], dtype: Any
 ) -> None:
     """On a GPU, convolutions equal torch's. Inputs are whole numbers, whose sums are exact in fp32

@@ -114,7 +114,7 @@ class Driver:
             (self.mapped.add if kind is kfd.MAP else self.mapped.remove)(data.handle)
 
 
-def test_a_queue_is_made_and_given_back() -> None:
+def test_queue_is_made_and_given_back() -> None:
     driver = Driver()
     queue = kfd.KfdQueue.create(driver, 77, 1 << 16)
     address = {flags & kfd.DOORBELL: a for a, _, flags in driver.held.values()}[kfd.DOORBELL]
@@ -143,7 +143,7 @@ def _node(folder: Path, number: int, gpu: int, location: int) -> None:
     (node / "properties").write_text(f"cpu_cores_count 0\nlocation_id {location}\ndomain 0\n")
 
 
-def test_the_drivers_number_of_a_gpu_is_found_by_its_place(tmp_path: Path) -> None:
+def test_drivers_number_of_a_gpu_is_found_by_its_place(tmp_path: Path) -> None:
     _node(tmp_path, 0, 0, 0)  # a CPU
     _node(tmp_path, 1, 4711, 0x2900)
     _node(tmp_path, 2, 4712, 0x2A08)

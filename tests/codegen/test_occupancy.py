@@ -118,7 +118,7 @@ def test_ptxas_log_of_several_functions() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF\x02\x01", b"\x7fELF\x02\x01" + b"\xff" * 90])
-def test_a_broken_code_object_is_refused(data: bytes) -> None:
+def test_broken_code_object_is_refused(data: bytes) -> None:
     with pytest.raises(SystemError, match="the code object cannot be read"):
         code_object.used(data)
 

@@ -31,7 +31,7 @@ from tests.unit.plan.shapes import CONFIG, decoder_graphs, machine
 
 @pytest.mark.parametrize("name", ["h100", "mi300x", "cpu-2"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
+def test_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
     made_for = registry.machine(name)
     drafts: dict[int, Plan] = {}
     plans = plan_ranks(decoder_graphs(ranks), made_for, drafted=drafts.__setitem__)
@@ -42,7 +42,7 @@ def test_a_draft_has_the_source_of_the_plan(name: str, ranks: int) -> None:
         assert draft.phases != plan.phases
 
 
-def test_the_limit_is_loaded_late_if_a_task_may_lower_it() -> None:
+def test_limit_is_loaded_late_if_a_task_may_lower_it() -> None:
     """If a task may lower the iteration limit (by a stop token), the kernel reads the limit after
     the iteration barrier; otherwise it reads it early, while it waits for the barrier.
     """
@@ -80,7 +80,7 @@ class Backend:
 
 
 @pytest.mark.parametrize("fault", ["", "no compiler today"])
-def test_a_begun_compilation_is_not_repeated(
+def test_begun_compilation_is_not_repeated(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path / "cache"))
@@ -104,7 +104,7 @@ def test_a_begun_compilation_is_not_repeated(
     assert first_build.binary.data == second_build.binary.data
 
 
-def test_the_collector_runs_again_after_a_pause() -> None:
+def test_collector_runs_again_after_a_pause() -> None:
     assert gc.isenabled()
     with pytest.raises(ValueError), paused():
         assert not gc.isenabled()

@@ -46,7 +46,7 @@ def listing() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
+def test_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
     """The branch between a short and a long sleep is uniform for the wave. A wave would otherwise
     sleep in both branches.
     """
@@ -56,7 +56,7 @@ def test_a_pause_sleeps_once(arch: str, listing: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_loop_compiles_to_a_code_object(arch: str) -> None:
+def test_loop_compiles_to_a_code_object(arch: str) -> None:
     binary = kept.binary(backend, emit(arch).source, target(arch))
     assert binary.suffix == ".hsaco"
     assert binary.data[:4] == b"\x7fELF"
@@ -65,7 +65,7 @@ def test_the_loop_compiles_to_a_code_object(arch: str) -> None:
     assert b"ark_loop.kd\0" in binary.data
 
 
-def test_the_same_source_gives_the_same_bytes() -> None:
+def test_same_source_gives_the_same_bytes() -> None:
     source = emit("gfx942").source
     first, second = (backend.compiler().compile(source, target("gfx942")) for _ in range(2))
     assert first == second
@@ -90,7 +90,7 @@ def test_no_access_takes_the_flat_path(listing: dict[str, str], arch: str) -> No
     assert "\tglobal_load" in listing[arch] and "\tds_" in listing[arch]
 
 
-def test_a_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
+def test_failure_is_recorded_in_one_place(listing: dict[str, str]) -> None:
     """A failing task claims the error record by an atomic exchange, which is in one place of the
     code although there are many waits.
     """
@@ -247,7 +247,7 @@ def test_source_that_does_not_compile_shows_the_compilers_words() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_clock_without_its_builtin(listing: dict[str, str], arch: str) -> None:
+def test_clock_without_its_builtin(listing: dict[str, str], arch: str) -> None:
     """The clock is read without __builtin_readsteadycounter, which LLVM 18 lacks, by the same
     instruction.
     """

@@ -97,7 +97,7 @@ def test_signals_by_stores_are_clean(arch: str) -> None:
     assert [str(f) for f in findings(arch, "llama-bf16-rank0", None, Capability.PEER_STORES)] == []
 
 
-def test_the_lint_sees_a_product_without_matrix_instructions() -> None:
+def test_lint_sees_a_product_without_matrix_instructions() -> None:
     """The lint reports a kernel that must contain matrix instructions and has none: one whose ops
     work on rows.
     """

@@ -166,7 +166,7 @@ def broken(arch: str, text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("arch", "name"), CASES if SWEEP else few(8, CASES))
-def test_the_lint_finds_each_planted_fault(arch: str, name: str) -> None:
+def test_lint_finds_each_planted_fault(arch: str, name: str) -> None:
     function, old, new, _, rule = MUTANTS[name]
     text = source(arch)
     begin = text.index(f"ARK_DEVICE {function}") if function else 0
@@ -177,5 +177,5 @@ def test_the_lint_finds_each_planted_fault(arch: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS if SWEEP else ("gfx942",))
-def test_the_lint_reports_nothing_without_a_fault(arch: str) -> None:
+def test_lint_reports_nothing_without_a_fault(arch: str) -> None:
     assert not broken(arch, source(arch))

@@ -137,7 +137,7 @@ def test_short_rows_are_transposed(
         ((64, 64, 49), "bf16", None),  # long rows go through shared memory
     ],
 )
-def test_the_emitted_call_has_as_many_rows_as_fit_into_registers(
+def test_emitted_call_has_as_many_rows_as_fit_into_registers(
     shape: tuple[int, int, int], dtype: str, wanted: str | None
 ) -> None:
     rows, channels, row = shape

@@ -47,7 +47,7 @@ def compiled_nodes(function: Any, monkeypatch: pytest.MonkeyPatch, *given: Any) 
     return seen
 
 
-def test_a_mask_that_is_filled_in_regions_is_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_that_is_filled_in_regions_is_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = compiled_nodes(masked, monkeypatch, torch.randn(8, 8))
     assert [n.op for n in nodes] == ["get_attr", "call_function"]
 
@@ -91,7 +91,7 @@ def test_masks_of_indices_stay_in_the_graph(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any(str(n.target).startswith("_folded") for n in nodes)
 
 
-def test_a_large_constant_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_constant_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: Any) -> Any:
         table = torch.zeros(1 << 19)
         table[3:] = 1.0

@@ -28,7 +28,7 @@ def _function(x: Any) -> Any:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("error", [ark.PlanError("no plan fits"), AssertionError("a rule broke")])
-def test_a_graph_that_cannot_be_compiled(
+def test_graph_that_cannot_be_compiled(
     error: Exception, dynamic: bool, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
@@ -44,7 +44,7 @@ def test_a_graph_that_cannot_be_compiled(
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_kernel_that_cannot_be_loaded(
+def test_kernel_that_cannot_be_loaded(
     grad: bool, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If ark cannot load a kernel at its first call, torch runs the graph; also a
@@ -65,7 +65,7 @@ def test_a_kernel_that_cannot_be_loaded(
     assert capsys.readouterr().err.count("a compiler is missing") == 1 + grad
 
 
-def test_a_device_that_fails_is_not_hidden(monkeypatch: Any) -> None:
+def test_device_that_fails_is_not_hidden(monkeypatch: Any) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise GpuError("a wait ran out of its budget")
 
@@ -123,7 +123,7 @@ def test_which_nodes_stay_in_torch_by_their_device(monkeypatch: pytest.MonkeyPat
     assert [compile._elsewhere(n) for n in stay] == [why] * 4
 
 
-def test_a_constant_of_the_graph_and_a_number_that_is_a_tensor() -> None:
+def test_constant_of_the_graph_and_a_number_that_is_a_tensor() -> None:
     module, x = Indexed(), torch.randn(3, 4)
     for got in (torch.compile(module, backend=backend)(x), ark.from_torch(module, (x,))(x)):
         torch.testing.assert_close(got, module(x))
@@ -141,7 +141,7 @@ def test_constants_of_the_cpu_in_graphs_of_a_gpu(capsys: pytest.CaptureFixture[s
     assert "ark failed" not in capsys.readouterr().err
 
 
-def test_a_graph_is_left_as_it_is_by_the_partitioner() -> None:
+def test_graph_is_left_as_it_is_by_the_partitioner() -> None:
     """The partitioner does not change its graph, because torch runs it if ark fails later."""
     traced = make_fx(lambda x: torch.sort(x * 2.0)[0] + 1.0, tracing_mode="fake")(torch.ones(2, 3))
     before = str(traced.graph)

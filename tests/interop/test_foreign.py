@@ -93,7 +93,7 @@ def test_views_of_any_flags_and_strides(kind: str) -> None:
         check()
 
 
-def test_a_parameter_that_becomes_a_negative_view() -> None:
+def test_parameter_that_becomes_a_negative_view() -> None:
     """A parameter that becomes a negative view at the same address gives torch's results, and so do
     parameters and constants that are such views from the beginning.
     """

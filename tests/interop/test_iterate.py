@@ -138,7 +138,7 @@ def test_training_steps_are_those_of_torch(name: str, launches: list[int]) -> No
             group["lr"] *= 0.5
 
 
-def test_the_last_loss_equals_plain_training() -> None:
+def test_last_loss_equals_plain_training() -> None:
     net = Learner()
     before = net.first.weight.detach().clone()
     result = torch.optim.SGD(net.parameters(), 0.1)

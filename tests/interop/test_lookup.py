@@ -42,7 +42,7 @@ def test_writes_by_index(capsys: pytest.CaptureFixture[str]) -> None:
     same(function, [x, a, b], capsys)
 
 
-def test_the_gradient_of_an_embedding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradient_of_an_embedding(capsys: pytest.CaptureFixture[str]) -> None:
     ark.init(backend="cpu")
     torch._dynamo.reset()
     table = torch.nn.Embedding(9, 4, padding_idx=2)

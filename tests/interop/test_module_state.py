@@ -68,7 +68,7 @@ def sgd(learner: Learner) -> Any:
     return torch.optim.SGD(learner.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
 
 
-def test_a_norm_in_eval_mode_stays_so_in_training() -> None:
+def test_norm_in_eval_mode_stays_so_in_training() -> None:
     learner = Learner(normed())
     learner.body[1].eval()
     learner.body[1].running_mean += 1
@@ -175,7 +175,7 @@ def test_replaced_parameters_of_an_optimizer_are_refused() -> None:
 @pytest.mark.parametrize(
     "kernel", [lambda m: ark.from_torch(m, (torch.ones(2, 4),)), lambda m: ark.inference_model(m)]
 )
-def test_a_parameter_that_is_turned_in_place_is_refused(kernel: Callable[[Any], Any]) -> None:
+def test_parameter_that_is_turned_in_place_is_refused(kernel: Callable[[Any], Any]) -> None:
     """A parameter that is transposed in place keeps its address and its shape, but not its strides.
     The next call is refused.
     """

@@ -35,7 +35,7 @@ def on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("case", selected(SAMPLE), ids=lambda case: case.name)
-def test_a_sample_of_the_node_suite(case) -> None:
+def test_sample_of_the_node_suite(case) -> None:
     run_case(case)
 
 
@@ -72,7 +72,7 @@ def network(*nodes: onnx.NodeProto, shape=("batch", 4), external: str = "") -> o
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def test_the_command_runs_a_model_with_weights_beside_it(tmp_path: Path, capsys) -> None:
+def test_command_runs_a_model_with_weights_beside_it(tmp_path: Path, capsys) -> None:
     onnx.save_model(
         network(),
         tmp_path / "m.onnx",

@@ -81,7 +81,7 @@ def test_loops(turns: int | None, limit: int | None) -> None:
     same(proto, x=np.array([1, -2], np.float32), w=np.array([0.5, 0.25], np.float32))
 
 
-def test_a_loop_count_may_be_an_input() -> None:
+def test_loop_count_may_be_an_input() -> None:
     loop = n("Loop", ["m", "yes", "x"], ["y", "all"], body=doubling(None))
     proto = network(
         [loop],
@@ -173,7 +173,7 @@ def branches(then: list[Any], other: list[Any]) -> Any:
     return network(nodes, x, {"y": (FLOAT, (2, 2))}, t=zero, i=np.array([1, 0], np.int64))
 
 
-def test_a_condition_that_a_run_computes_chooses_between_results() -> None:
+def test_condition_that_a_run_computes_chooses_between_results() -> None:
     """An If whose condition is computed at run time: one kernel computes both branches and selects.
     If an index of a branch might be out of range, there is a kernel for each value of the
     condition.

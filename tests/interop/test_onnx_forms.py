@@ -143,7 +143,7 @@ def test_branches() -> None:
         same(choice(computed, {}, t=np.array(0, np.float32)), x=sign * x)
 
 
-def test_a_branch_that_is_not_taken_may_hold_anything() -> None:
+def test_branch_that_is_not_taken_may_hold_anything() -> None:
     out = helper.make_tensor_value_info("o", INT64, (2, "n"))
     nodes = [n("RandomNormalLike", ["x"], ["r"]), n("NonZero", ["r"], ["o"])]
     other = helper.make_graph(nodes, "else", [], [out])
@@ -246,7 +246,7 @@ def test_einsum(equation: str, left: tuple[int, ...], right: tuple[int, ...]) ->
     same(proto, a=a, b=b)
 
 
-def test_a_number_cast_like_an_input_is_known() -> None:
+def test_number_cast_like_an_input_is_known() -> None:
     """CastLike of a constant needs only the type of the input that it follows, so its result is
     computed while the graph is built. So one kernel serves all inputs.
     """

@@ -44,7 +44,7 @@ def equal(proto: onnx.ModelProto, *inputs: dict[str, Any]) -> Any:
     return model
 
 
-def test_a_computed_size_begins_a_new_stage() -> None:
+def test_computed_size_begins_a_new_stage() -> None:
     """Rows are selected by their sums, which an earlier stage computes. Both kernels write outputs
     of the model.
     """
@@ -72,7 +72,7 @@ def test_a_computed_size_begins_a_new_stage() -> None:
     model.close()
 
 
-def test_a_computed_shape_determines_the_following_kernels() -> None:
+def test_computed_shape_determines_the_following_kernels() -> None:
     """The number of repetitions of the elements is a sum of floats, which an earlier stage
     computes.
     """
@@ -132,7 +132,7 @@ def test_loop_ends_by_a_computed_condition() -> None:
     equal(proto, {"x": small, "w": w}, {"x": large, "w": w}).close()
 
 
-def test_a_branch_whose_results_have_sizes_of_their_own() -> None:
+def test_branch_whose_results_have_sizes_of_their_own() -> None:
     """An If whose condition is computed, and one of whose branches has a result of
     computed size.
     """

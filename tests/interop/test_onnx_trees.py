@@ -27,7 +27,7 @@ def on_the_cpu() -> None:
 
 
 @slow
-def test_a_case_of_the_node_suite() -> None:
+def test_case_of_the_node_suite() -> None:
     """onnx's own test of a tree ensemble, in float64, which the host computes."""
     (case,) = selected(("test_ai_onnx_ml_tree_ensemble_single_tree",))
     run_case(case)

@@ -137,7 +137,7 @@ def test_casts_to_small_types_round_as_ml_dtypes_does(name: str) -> None:
     model.close()
 
 
-def test_an_operator_that_does_not_take_a_type_says_so() -> None:
+def test_operator_that_does_not_take_a_type_says_so() -> None:
     proto = network(
         [n("Cast", ["x"], ["s"], to=TensorProto.UINT64), n("ArgMax", ["s"], ["y"])],
         {"x": (FLOAT, (4,))},
@@ -167,7 +167,7 @@ def test_products_of_integers_are_exact(depth: int) -> None:
     np.testing.assert_array_equal(from_proto(proto)(a, b)[0], want)
 
 
-def test_a_loop_keeps_each_type_of_its_state() -> None:
+def test_loop_keeps_each_type_of_its_state() -> None:
     """A loop whose state is an int16, which overflows, and a float keeps both types."""
     kind, info = TensorProto.INT16, helper.make_tensor_value_info
     body = helper.make_graph(

@@ -18,7 +18,7 @@ from tests.slow import slow
 torch = pytest.importorskip("torch")
 
 
-def test_a_torch_module_as_a_kernel() -> None:
+def test_torch_module_as_a_kernel() -> None:
     ark.init(backend="cpu")
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).eval()
     x = torch.randn(4, 8)
@@ -54,7 +54,7 @@ def test_many_iterations_per_call() -> None:
     assert (module.line.weight - before).abs().max() > 0.01
 
 
-def test_an_onnx_file(
+def test_onnx_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx = pytest.importorskip("onnx")

@@ -56,7 +56,7 @@ def _graph() -> fx.GraphModule:
     return graph
 
 
-def test_a_graph_is_divided_where_few_bytes_are_read_later() -> None:
+def test_graph_is_divided_where_few_bytes_are_read_later() -> None:
     graph = _graph()
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     (start,) = part_starts(graph, 3)
@@ -75,7 +75,7 @@ def test_equal_products_count_once() -> None:
     assert not part_starts(graph, 1)
 
 
-def test_a_graph_that_writes_to_its_inputs_stays_whole() -> None:
+def test_graph_that_writes_to_its_inputs_stays_whole() -> None:
     def function(x: Any, w: Any) -> Any:
         x.copy_(x @ w)
         return x @ w[:, :2]
@@ -136,7 +136,7 @@ def test_images_pass_from_part_to_part_with_channels_last() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet", "gpt2"])
-def test_a_divided_model_equals_torch(name: str, monkeypatch: Any) -> None:
+def test_divided_model_equals_torch(name: str, monkeypatch: Any) -> None:
     """A model that is divided into parts gives torch's results. Each part's kernel begins to
     compile as soon as the part is planned.
     """
@@ -189,7 +189,7 @@ def _source(plan: Any) -> str:
     return write(plan, machine, used.dialect(machine.arch)).source.text
 
 
-def test_a_draft_has_the_source_of_the_plan() -> None:
+def test_draft_has_the_source_of_the_plan() -> None:
     pytest.importorskip("ark_cuda")
     planning = Planning(*_product(), registry.machine("h200"))
     draft = planning.drafted()
@@ -197,7 +197,7 @@ def test_a_draft_has_the_source_of_the_plan() -> None:
     assert _source(draft) == _source(planning.finish())
 
 
-def test_a_plan_that_may_change_has_no_draft() -> None:
+def test_plan_that_may_change_has_no_draft() -> None:
     """No draft of a plan is compiled early if the final plan may differ. On a CPU the number of
     processors is not known yet, and with `compare` another kernel variant may be faster.
     """
@@ -237,7 +237,7 @@ def test_kernels_without_loading_warps_have_no_limit() -> None:
     assert joint_products() == 0
 
 
-def test_a_part_has_the_variant_that_is_predicted_as_faster() -> None:
+def test_part_has_the_variant_that_is_predicted_as_faster() -> None:
     """Each part of a graph gets the kernel variant with the smaller predicted time. For a layer of
     a DenseNet on an H200 it is not the one that the planner chooses, which compares the times of
     products only.

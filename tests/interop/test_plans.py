@@ -95,9 +95,7 @@ def test_large_products_use_warpgroups_and_continue_the_counters(
         (32, "a100", 108),
     ],
 )
-def test_a_small_graph_is_planned_for_few_threads(
-    width: int, machine: str, processors: int
-) -> None:
+def test_small_graph_is_planned_for_few_threads(width: int, machine: str, processors: int) -> None:
     """A small graph is planned for as few threads as it can keep busy. By the machine model (0.05
     TFLOP/s for each thread), width 32 takes 10 us, 256 takes 0.7 ms, 1,024 takes 11 ms. If
     processors are not threads of a CPU, all are used.
@@ -119,7 +117,7 @@ def test_ops_keep_the_processors_of_their_context() -> None:
     assert planned(model, [], registry.machine("cpu-4")).processors == 4
 
 
-def test_a_plan_with_a_ring_resets_its_counters() -> None:
+def test_plan_with_a_ring_resets_its_counters() -> None:
     """A plan whose weights are loaded by the ring, under the machine's first variant, cannot
     continue the counters of the launch before, so they are reset.
     """

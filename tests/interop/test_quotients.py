@@ -61,6 +61,6 @@ def test_small_values_of_erfc_are_kept() -> None:
     assert error < 5e-6
 
 
-def test_the_binary_logarithm_of_powers_of_two_is_exact() -> None:
+def test_binary_logarithm_of_powers_of_two_is_exact() -> None:
     powers = 2.0 ** torch.arange(-126, 128)
     assert torch.equal(_compiled(torch.log2, powers), torch.arange(-126.0, 128.0))

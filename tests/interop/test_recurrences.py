@@ -76,7 +76,7 @@ def _kinds(program: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_linear_recurrence_is_one_op(dtype: Any) -> None:
+def test_linear_recurrence_is_one_op(dtype: Any) -> None:
     factors, terms = _pair(dtype)
     graph = _scanned(_linear, factors, terms)
     _only_last(graph, 1)

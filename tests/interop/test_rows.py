@@ -46,7 +46,7 @@ def rows(*shape: int, dtype: Any = torch.float32) -> Any:
 
 @pytest.mark.parametrize("columns", [8, 33, 768, 5000])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
+def test_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
     norm = nn.LayerNorm(columns, bias=bias)
     for parameter in norm.parameters():
         nn.init.uniform_(parameter, -2, 2)
@@ -54,7 +54,7 @@ def test_a_layer_norm_is_one_pass(columns: int, bias: bool) -> None:
     assert same(norm, rows(2, 3, columns)) == ["row_norm"]
 
 
-def test_a_layer_norm_with_another_reader_is_written() -> None:
+def test_layer_norm_with_another_reader_is_written() -> None:
     """If another op also reads the normalised rows of a layer norm before the weight is applied,
     these rows are stored. A weight of as many elements as there are rows is not the norm's weight.
     """
@@ -73,7 +73,7 @@ def test_a_layer_norm_with_another_reader_is_written() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_rms_norm_is_one_pass(dtype: Any) -> None:
+def test_rms_norm_is_one_pass(dtype: Any) -> None:
     x, w = rows(5, 96, dtype=dtype), rows(96, dtype=dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-2
     kinds = same(lambda t, u: functional.rms_norm(t, (96,), u, 1e-6), x, w, rtol=tolerance)
@@ -120,7 +120,7 @@ def test_dimensions_of_one_change_places_for_nothing() -> None:
     assert same(lambda a: a.view(40, 1, 64).permute(0, 2, 1) * 2.0, x) == ["elementwise"]
 
 
-def test_an_expand_to_the_same_shape_is_not_a_copy() -> None:
+def test_expand_to_the_same_shape_is_not_a_copy() -> None:
     x, at = rows(40, 64), torch.randint(0, 64, (40, 3))
     kinds = same(lambda a, i: torch.take_along_dim(a, i, 1), x, at)
     assert kinds.count("gather") == 1 and len(kinds) == 2  # indices count from the end
@@ -128,7 +128,7 @@ def test_an_expand_to_the_same_shape_is_not_a_copy() -> None:
     same(lambda a: a[:1].expand(40, 64), x)
 
 
-def test_the_largest_without_their_places() -> None:
+def test_largest_without_their_places() -> None:
     assert same(lambda t: t.topk(3).values, rows(4, 50)) == ["topk"]
     same(lambda t: t.topk(3, largest=False).indices, rows(4, 50))
 
@@ -226,7 +226,7 @@ def test_few_long_rows_are_shared() -> None:
     same(lambda t: t.float().cumsum(0), rows(4, 70))
 
 
-def test_the_places_of_equal_elements() -> None:
+def test_places_of_equal_elements() -> None:
     """argmax, argmin and max return the first of equal elements, also if a row is divided among
     processors. The first op reduces numbers that contain both the value and its index, the second
     op extracts the index.

@@ -96,7 +96,7 @@ def test_more_addresses_than_tables_are_kept_for(program: Program) -> None:
     program.close()
 
 
-def test_a_device_without_streams_is_refused() -> None:
+def test_device_without_streams_is_refused() -> None:
     ark.init(backend="cpu")
     tensors = [torch.zeros(3)]
     program = Program.of(make_fx(torch.neg, tracing_mode="fake")(*tensors), tensors)

@@ -57,7 +57,7 @@ def _network(op: str = "Neg") -> OnnxModel:
     return from_proto(helper.make_model(graph, opset_imports=opset, ir_version=8))
 
 
-def test_an_onnx_model_that_four_threads_call() -> None:
+def test_onnx_model_that_four_threads_call() -> None:
     """Four threads call one ONNX model with two sizes, from the first call on."""
     model = _network()
 
@@ -106,7 +106,7 @@ def test_calls_of_closed_kernels_are_refused() -> None:
 
 
 @pytest.mark.parametrize("loop_mode", [False, True])
-def test_a_runtime_that_four_threads_run(loop_mode: bool) -> None:
+def test_runtime_that_four_threads_run(loop_mode: bool) -> None:
     count = ark.tensor([1], ark.int32)
     ark.add(count, 1, output=count)
     with ark.Runtime() as runtime:
@@ -158,7 +158,7 @@ def test_sizes_that_four_threads_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < len(loaded) <= 2 + 4  # an evicted kernel in use is loaded again
 
 
-def test_the_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_kernels_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """If too many kernels are cached, the least recently used one is evicted and its
     memory freed.
     """

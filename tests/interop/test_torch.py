@@ -85,7 +85,7 @@ def test_gradients_through_torch_compile() -> None:
         close(mine, parameter.grad)
 
 
-def test_a_module_from_torch_shares_its_parameters() -> None:
+def test_module_from_torch_shares_its_parameters() -> None:
     module, x = graphs.networks()["attention"]
     result = ark.from_torch(module, (x,))
     with torch.no_grad():
@@ -232,7 +232,7 @@ def test_results_of_16_bits_and_undefined_ones_among_the_samples() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
+def test_softmax_of_nothing_is_nothing(dim: int) -> None:
     """_safe_softmax gives 0 for rows of -inf only, and softmax gives NaN. NaN in the input stays
     NaN. Both are as in torch.
     """
@@ -249,7 +249,7 @@ def test_a_softmax_of_nothing_is_nothing(dim: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-def test_the_sign_of_nan_is_kept() -> None:
+def test_sign_of_nan_is_kept() -> None:
     x = torch.tensor([-torch.inf, -2.0, -0.0, 0.0, 0.25, torch.inf, torch.nan])
 
     class Signs(torch.nn.Module):
@@ -301,7 +301,7 @@ class Wrapped(torch.nn.Module):
         return self.inner(x, power, y=y)
 
 
-def test_a_module_that_is_moved_is_found() -> None:
+def test_module_that_is_moved_is_found() -> None:
     """After a module's parameters have moved to other addresses, its kernel uses the new ones. A
     strided parameter is copied in every call, so its changes are seen as well.
     """
@@ -388,7 +388,7 @@ def test_gradients_of_norms_under_autocast(norm: Callable[[], torch.nn.Module]) 
             assert float((got.grad - want.grad).abs().max()) < 0.03 * span + 0.05
 
 
-def test_a_kernel_that_several_threads_call() -> None:
+def test_kernel_that_several_threads_call() -> None:
     """Each of several threads that call one kernel gets its own results, although a kernel has one
     launch and one address table at a time.
     """

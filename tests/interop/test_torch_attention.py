@@ -27,7 +27,7 @@ def on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_an_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_encoder_is_one_kernel(first: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """A transformer encoder layer in eval mode, for which torch has one operator, becomes one
     kernel.
     """
@@ -118,7 +118,7 @@ def test_attention_of_several_heads(other: bool) -> None:
     torch.testing.assert_close(result[1], weights, rtol=3e-5, atol=3e-5)
 
 
-def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
+def test_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
     """An encoder layer planned for matrix units has no transposes and stores no scores."""
     module, arguments, _ = layer_graph(None, None, torch.bfloat16, (2, 256, 256))
     result = build(module, arguments)
@@ -132,7 +132,7 @@ def test_an_encoder_layer_on_matrix_units_reads_its_heads_in_place() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bool", "numbers", "padded causal"])
-def test_a_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
+def test_row_whose_keys_are_all_masked_is_zero(dtype: Any, kind: str) -> None:
     """Attention of a row whose keys are all masked, as in prompts padded on the left, gives zeros
     as in torch, not NaN.
     """

@@ -33,7 +33,7 @@ def network() -> Any:
     return module.eval().cuda()
 
 
-def test_a_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
+def test_kernel_is_ordered_with_the_work_on_its_stream(network: Any) -> None:
     """A kernel of ark runs after a long computation of torch that writes its input on the same
     stream, and before one that reads its result.
     """

@@ -80,7 +80,7 @@ def test_one_transposed_layer_does_not_prevent_warpgroups() -> None:
         assert windows == [dilation == 1, True, True, True]
 
 
-def test_a_layer_that_is_most_of_a_network_decides() -> None:
+def test_layer_that_is_most_of_a_network_decides() -> None:
     """A single layer whose matrix of windows takes longer to build than warpgroups save is planned
     for the variant `block`.
     """
@@ -88,7 +88,7 @@ def test_a_layer_that_is_most_of_a_network_decides() -> None:
     assert plan_of(layer, torch.randn(16, 3, 112, 112)).variant == "block"
 
 
-def test_a_mean_over_images_keeps_channels_last(capfd: pytest.CaptureFixture[str]) -> None:
+def test_mean_over_images_keeps_channels_last(capfd: pytest.CaptureFixture[str]) -> None:
     """The mean of channels-last images does not split the graph, although torch views the mean with
     other strides: the mean has these strides already.
     """

@@ -96,7 +96,7 @@ def test_huge_and_tiny_numbers(power: int) -> None:
     np.testing.assert_allclose(actual, [scale, small], rtol=1e-6)
 
 
-def test_the_figure_is_an_svg() -> None:
+def test_figure_is_an_svg() -> None:
     names = [f"{o} {m}" for o in example.OPTIMIZERS for m in example.METHODS]
     kinds = ("accuracy", "orthogonality 0", "orthogonality 1")
     curves = {f"{name} {kind}": np.linspace(0, 1, 5) for name in names for kind in kinds}

@@ -168,7 +168,7 @@ def test_unsupported_sums_and_norms_are_not_fused(case: str) -> None:
     assert "combine_norm" not in graph_kinds(make)
 
 
-def test_the_sum_is_written_for_other_readers() -> None:
+def test_sum_is_written_for_other_readers() -> None:
     def make(rank: int) -> None:
         x = ark.mul(ark.tensor([4, 64], name="x"), 2.0)
         weight = ark.tensor([64], name="weight")

@@ -118,7 +118,7 @@ def test_one_rank_needs_no_network() -> None:
 
 
 @pytest.mark.parametrize("dying", [0, pytest.param(1, marks=slow)])
-def test_a_rank_that_dies_is_noticed_by_all(job: Job, dying: int, tmp_path: Path) -> None:
+def test_rank_that_dies_is_noticed_by_all(job: Job, dying: int, tmp_path: Path) -> None:
     outputs = job.run(
         f"""
         group = join()
@@ -142,7 +142,7 @@ def test_a_rank_that_dies_is_noticed_by_all(job: Job, dying: int, tmp_path: Path
             assert lines[1]["error"] == lines[0]["failure"]
 
 
-def test_a_rank_that_falls_silent_is_noticed(job: Job) -> None:
+def test_rank_that_falls_silent_is_noticed(job: Job) -> None:
     outputs = job.run(
         """
         group = join(silence_s=2.0)
@@ -160,7 +160,7 @@ def test_a_rank_that_falls_silent_is_noticed(job: Job) -> None:
     assert "rank 1" in errors(outputs)[2]
 
 
-def test_a_reported_error_reaches_everyone(job: Job) -> None:
+def test_reported_error_reaches_everyone(job: Job) -> None:
     outputs = job.run(
         """
         with join() as group:
@@ -203,7 +203,7 @@ def test_different_programs_are_told_apart(job: Job) -> None:
         assert "'weights'" in message and "'prompt'" in message
 
 
-def test_a_rank_that_leaves_early_is_missed(job: Job) -> None:
+def test_rank_that_leaves_early_is_missed(job: Job) -> None:
     outputs = job.run(
         """
         with join() as group:
@@ -230,7 +230,7 @@ def knock(port: int, address: str = "127.0.0.1") -> socket.socket:
             time.sleep(0.02)
 
 
-def test_a_peer_that_never_comes() -> None:
+def test_peer_that_never_comes() -> None:
     """Two ranks are threads of this process and ready at once; the third rank is missing."""
     port, message_of = free_port(), {}
 
@@ -250,7 +250,7 @@ def test_a_peer_that_never_comes() -> None:
         assert "rank 1 did not join" in message
 
 
-def test_a_missing_server_is_reported(job: Job) -> None:
+def test_missing_server_is_reported(job: Job) -> None:
     job.start("join(timeout_s=0.5)", 1, 2)
     (message,) = errors(job.finish())
     assert f"port {job.port}" in message and "did not find rank 0" in message
@@ -265,7 +265,7 @@ def test_world_sizes_that_differ(job: Job) -> None:
 
 
 @slow
-def test_a_rank_that_is_there_twice(job: Job) -> None:
+def test_rank_that_is_there_twice(job: Job) -> None:
     for rank in (0, 1, 1):
         job.start("join()", rank, 3)
     for message in errors(job.finish()):
@@ -326,12 +326,12 @@ def test_strangers_do_not_disturb(job: Job) -> None:
         stranger.close()
 
 
-def test_a_rank_must_be_below_the_world_size() -> None:
+def test_rank_must_be_below_the_world_size() -> None:
     with pytest.raises(InvalidUsageError, match="rank 2 is out of range for 2"):
         Bootstrap.connect(2, 2, "127.0.0.1", 1, 1.0)
 
 
-def test_a_server_that_does_not_know_the_job() -> None:
+def test_server_that_does_not_know_the_job() -> None:
     """A rank rejects a server that cannot answer its nonce, whatever else it sends."""
 
     def pretend(peer: socket.socket) -> None:
@@ -346,7 +346,7 @@ def test_a_server_that_does_not_know_the_job() -> None:
             Bootstrap.connect(1, 2, "127.0.0.1", other.getsockname()[1], 0.5, job="mine")
 
 
-def test_a_rank_that_sends_the_servers_proof_back(job: Job) -> None:
+def test_rank_that_sends_the_servers_proof_back(job: Job) -> None:
     """A client without the secret receives no proof that it could use with another process."""
     job.start('join(timeout_s=5.0, job="secret")', 0, 2)
     sock = knock(job.port)
@@ -394,6 +394,6 @@ def test_rank_0_listens_on_the_needed_address_alone(address: str) -> None:
     assert "rank 1 did not join" in done[0]
 
 
-def test_an_address_that_is_not_this_machines() -> None:
+def test_address_that_is_not_this_machines() -> None:
     with pytest.raises(SystemError, match="set ARK_LISTEN_ADDR"):
         Bootstrap.connect(0, 2, "192.0.2.1", 29500, 1.0)

@@ -47,7 +47,7 @@ def test_received_data_equals_sent_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("world", [3, pytest.param(8, marks=slow)])
-def test_a_ring_of_channels(world: int) -> None:
+def test_ring_of_channels(world: int) -> None:
     """Each rank puts to the next rank what it received from the previous one, so that x comes back
     to rank 1.
     """
@@ -219,7 +219,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
-def test_a_missing_order_is_refused(body: Body) -> None:
+def test_missing_order_is_refused(body: Body) -> None:
     """Plans that lack a necessary order are refused, on machines with several processors. With one
     processor its task list orders the tasks.
     """

@@ -17,7 +17,7 @@ from tests.pages import python_blocks
 PAGE = Path(__file__).resolve().parents[2] / "docs/channels.md"
 
 
-def test_the_script_of_the_page(tmp_path: Path) -> None:
+def test_script_of_the_page(tmp_path: Path) -> None:
     section = PAGE.read_text().split("## Channels in a model")[1].split("\n## ")[0]
     (script,) = re.findall(r"```python\n(.*?)```", section, re.S)
     (tmp_path / "script.py").write_text(script)
@@ -43,7 +43,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_the_backend_of_torch_on_the_page(tmp_path: Path) -> None:
+def test_backend_of_torch_on_the_page(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (block,) = (b for b in python_blocks("channels.md") if "ark.distributed.torch" in b)
     script = tmp_path / "script.py"
@@ -53,7 +53,7 @@ def test_the_backend_of_torch_on_the_page(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_host_cannot_read_symmetric_memory() -> None:
+def test_host_cannot_read_symmetric_memory() -> None:
     """Memory that peers write cannot be accessed by the host: a symmetric tensor, and the view of
     it that `wait` returns, can be neither read nor written from Python.
     """

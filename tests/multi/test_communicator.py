@@ -145,7 +145,7 @@ def _no_memory(*_: Any) -> Any:
     raise ark.SystemError("the test lets this allocation fail")
 
 
-def test_a_call_that_fails_on_one_rank_fails_on_all() -> None:
+def test_call_that_fails_on_one_rank_fails_on_all() -> None:
     assert ark.launch(2, failing_alone) == 0
 
 
@@ -228,7 +228,7 @@ def test_fingerprints_depend_on_all_earlier_calls() -> None:
         board.close()
 
 
-def test_a_board_without_a_peer_compares_nothing() -> None:
+def test_board_without_a_peer_compares_nothing() -> None:
     board = Board()
     board.map("0:0")
     board.map("words")
@@ -294,7 +294,7 @@ def statement_while_inside(last: str) -> str | None:
     return heard[0]
 
 
-def test_a_completed_call_succeeds_although_the_next_calls_differ() -> None:
+def test_completed_call_succeeds_although_the_next_calls_differ() -> None:
     assert statement_while_inside("a b c") is None
     assert statement_while_inside("a b") is not None  # it gave up in that call
     assert statement_while_inside("a c d") is not None
@@ -317,7 +317,7 @@ def alone(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [8, 9])  # of a call that was made before, and of a new one
-def test_a_call_that_a_rank_makes_after_another_has_left(count: int) -> None:
+def test_call_that_a_rank_makes_after_another_has_left(count: int) -> None:
     assert ark.launch(2, alone, count) == 0
 
 

@@ -99,7 +99,7 @@ def test_copies_go_through_the_queue(
 
 
 @pytest.mark.parametrize("seed", few(1, range(2)))
-def test_the_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
+def test_copy_engine_reads_written_back_values(created: CreatedQueues, seed: int) -> None:
     """Copies by a copy engine are right although the emulated caches return old values wherever the
     memory model permits it: the source is written back before the engine reads it, and a `get`
     writes to memory that is not cached.
@@ -144,7 +144,7 @@ def test_requests_fill_the_ring_and_go_round_it(
     assert created.executed >= 3 * 3 * 67
 
 
-def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
+def test_full_ring_is_waited_for_no_longer_than_the_budget(
     monkeypatch: pytest.MonkeyPatch, short_requests: None, two: tuple
 ) -> None:
     """If the copy engine never serves a request, the queue's ring is full after 64 requests, and
@@ -176,7 +176,7 @@ def test_a_full_ring_is_waited_for_no_longer_than_the_budget(
         channels.run(plans, "rocm", opened, 1, budget_s=1.0)
 
 
-def test_an_invalid_packet_stops_the_engine(monkeypatch: pytest.MonkeyPatch, two: tuple) -> None:
+def test_invalid_packet_stops_the_engine(monkeypatch: pytest.MonkeyPatch, two: tuple) -> None:
     opened, machine = two
     plain = dialect._text
     wrong = {"1ull << 32,": "99ull << 32,"}
@@ -209,7 +209,7 @@ def test_an_invalid_packet_stops_the_engine(monkeypatch: pytest.MonkeyPatch, two
         ),
     ],
 )
-def test_a_missing_order_is_found(
+def test_missing_order_is_found(
     monkeypatch: pytest.MonkeyPatch, two: tuple, file: str, old: str, new: str, expected_words: str
 ) -> None:
     """The emulator reports a missing release before the doorbell and a missing wait after the
@@ -249,7 +249,7 @@ def test_without_a_queue_the_proxy_copies(monkeypatch: pytest.MonkeyPatch, two: 
     np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, 2))
 
 
-def test_a_queue_with_pending_requests_is_replaced(created: CreatedQueues, two: tuple) -> None:
+def test_queue_with_pending_requests_is_replaced(created: CreatedQueues, two: tuple) -> None:
     opened, _ = two
     queue = CopyQueue(opened[0])
     queue.restart()

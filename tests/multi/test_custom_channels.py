@@ -169,7 +169,7 @@ def test_received_data_equals_sent_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("world", few(1, [3, 2, 5]))
-def test_a_ring_all_reduce_of_the_users(world: int) -> None:
+def test_ring_all_reduce_of_the_users(world: int) -> None:
     """An all-reduce around a ring of custom ops: the tiles of each rank travel around the ring, are
     added on the way, and wait independently of each other.
     """
@@ -246,7 +246,7 @@ def test_packets_need_no_waits_or_signals(name: str, world: int) -> None:
 
 
 @pytest.mark.parametrize("world", few(1, [3, 2]))
-def test_the_ring_of_the_page(world: int) -> None:
+def test_ring_of_the_page(world: int) -> None:
     section = PAGE.read_text().split("## Channels")[1].split("\n## ")[0]
     scope: dict[str, Any] = {"ark": ark}
     for block in re.findall(r"```python\n(.*?)```", section, re.S):
@@ -291,7 +291,7 @@ def scripts() -> None:
     raise AssertionError("ranks with different device code were launched")
 
 
-def test_the_example_and_ranks_that_differ_as_processes() -> None:
+def test_example_and_ranks_that_differ_as_processes() -> None:
     assert ark.launch(3, scripts) == 0
 
 
@@ -373,7 +373,7 @@ REFUSED: dict[Callable[[int], None], str] = {
 
 
 @pytest.mark.parametrize("body", REFUSED, ids=lambda b: b.__name__)
-def test_a_missing_order_is_refused(body: Body) -> None:
+def test_missing_order_is_refused(body: Body) -> None:
     with pytest.raises(PlanError, match=REFUSED[body]):
         verify(build(2, body))
 

@@ -232,7 +232,7 @@ def beside_gloo() -> None:
     dist.destroy_process_group()
 
 
-def test_a_receive_takes_the_first_message_that_fits() -> None:
+def test_receive_takes_the_first_message_that_fits() -> None:
     """A receive gets the first message that matches it. When the peer is gone, all waiting receives
     get the error.
     """
@@ -288,7 +288,7 @@ class ScriptedJob:
         self.heard[BEGUN](rank, COUNT.pack(count))
 
 
-def test_a_receive_from_any_rank_keeps_the_order_of_receives() -> None:
+def test_receive_from_any_rank_keeps_the_order_of_receives() -> None:
     job = ScriptedJob()
     taken: list[tuple[str, int]] = []
     arrivals = Arrivals(job)  # type: ignore[arg-type]
@@ -371,7 +371,7 @@ def test_receives_from_any_rank_between_three_processes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "2"]
 
 
-def test_the_torch_backend_equals_gloo() -> None:
+def test_torch_backend_equals_gloo() -> None:
     pytest.importorskip("torch.distributed")
     assert ark.launch(2, beside_gloo) == 0
 
@@ -433,7 +433,7 @@ def until_one_is_killed(folder: str, victim: int, calls: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=slow), 1, pytest.param(2, marks=slow)])
-def test_the_peer_of_a_killed_rank_ends_and_names_it(victim: int, tmp_path: Path) -> None:
+def test_peer_of_a_killed_rank_ends_and_names_it(victim: int, tmp_path: Path) -> None:
     calls = random.Random(victim).randrange(1, 40)
     assert ark.launch(3, until_one_is_killed, str(tmp_path), victim, calls) != 0
     left = {int(p.name): p.read_text() for p in tmp_path.iterdir()}

@@ -70,7 +70,7 @@ def meet_late(timeout_s: float, late_s: float) -> None:
     assert list(ark.distributed.all_reduce(np.ones(8, np.float32))) == [2.0] * 8
 
 
-def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str]) -> None:
     """A rank that calls a collective late is waited for until the timeout of the process group,
     whether it is longer or shorter than the default of 10 s.
     """
@@ -83,7 +83,7 @@ def test_a_rank_that_comes_late_is_waited_for(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_timeout_of_zero_is_refused(timeout_s: float) -> None:
+def test_timeout_of_zero_is_refused(timeout_s: float) -> None:
     import ark.distributed
 
     with pytest.raises(ark.InvalidUsageError, match="timeout_s="):

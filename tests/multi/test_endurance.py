@@ -96,7 +96,7 @@ def test_many_collectives_leave_nothing_behind() -> None:
 
 @pytest.mark.timeout(3600 if LONG else 300)
 @pytest.mark.parametrize("number", range(KILLS))
-def test_a_kill_at_any_moment_ends_the_rest(number: int) -> None:
+def test_kill_at_any_moment_ends_the_rest(number: int) -> None:
     """SIGKILL of a random rank of three at a random time: the others end and name it."""
     rng = random.Random(f"kill {number}")
     victim, after = rng.randrange(3), rng.uniform(0.0, 3.0)

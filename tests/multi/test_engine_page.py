@@ -54,7 +54,7 @@ print("followed")
 """
 
 
-def test_the_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
+def test_engine_of_the_page_moves_arrays(tmp_path: Path) -> None:
     shown, kind = pages.python_blocks(PAGE)
     begin, entry = shown.split("        ...\n")
     name, _, text = kind.partition("\n")

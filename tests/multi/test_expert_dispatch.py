@@ -166,7 +166,7 @@ def test_sums_return_to_the_ranks_of_their_tokens(name: str, world: int) -> None
 
 
 @ON
-def test_a_mixture_over_ranks_equals_one_of_all_experts(name: str, world: int) -> None:
+def test_mixture_over_ranks_equals_one_of_all_experts(name: str, world: int) -> None:
     up, down = (w.astype(ml_dtypes.bfloat16).astype(np.float32) for w in weights(world))
     for rank, (actual, *_) in enumerate(run(name, world, mixed)):
         x, experts, scores = given(world, rank)

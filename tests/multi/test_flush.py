@@ -59,7 +59,7 @@ def able(machine: Machine, engine: str) -> Machine:
 @pytest.mark.parametrize(
     ("name", "engine"), [*ENGINES, *(pytest.param(*e, marks=slow) for e in ALIKE)], ids=str
 )
-def test_the_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine: str) -> None:
+def test_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine: str) -> None:
     with devices(name, 2) as (opened, machine):
         plans = build(2, body_of(engine), able(machine, engine))
         verify(plans)
@@ -70,7 +70,7 @@ def test_the_source_of_a_put_may_be_overwritten_after_a_flush(name: str, engine:
         np.testing.assert_array_equal(got, channels.wanted(INBOX_ELEMENTS, iterations))
 
 
-def test_a_flush_that_does_not_wait_is_refused() -> None:
+def test_flush_that_does_not_wait_is_refused() -> None:
     """A plan is refused if its flush does not wait for the copies on another processor, because
     nothing then orders the next write after them.
     """

@@ -73,7 +73,7 @@ def test_two_ranks_draw_the_tokens_of_one(filters: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_benchmark_measures_ranks_together(backend: str) -> None:
+def test_benchmark_measures_ranks_together(backend: str) -> None:
     argv = [sys.executable, "-m", "ark", "bench", "decode", "--config", str(NOAH), "--json", "-"]
     argv += ["--backend", backend, "--ranks", "2", "--tokens", "12", "--repeats", "2"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
@@ -229,7 +229,7 @@ def test_ranks_that_disagree_both_end_with_an_error(difference: str, tmp_path: P
 @pytest.mark.parametrize(
     "prompt", [pytest.param("--no option " + PROMPT, marks=slow), PROMPT + "\0 and\n so on"]
 )
-def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str) -> None:
+def test_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str) -> None:
     """A prompt from standard input reaches every rank, also a prompt that is too long for a command
     line.
     """
@@ -241,7 +241,7 @@ def test_a_prompt_from_standard_input_reaches_every_rank(ranks: str, prompt: str
 
 
 @slow
-def test_a_prompt_from_standard_input_under_a_launcher() -> None:
+def test_prompt_from_standard_input_under_a_launcher() -> None:
     """A prompt from standard input reaches all ranks under mpirun and torchrun, which pass standard
     input to rank 0 only.
     """
@@ -314,7 +314,7 @@ def check_that_the_others_name(rank: int, process: subprocess.Popen[str]) -> Non
         ("cuda", 8, 5),
     ],
 )
-def test_a_rank_that_dies_ends_the_job_with_a_clear_error(
+def test_rank_that_dies_ends_the_job_with_a_clear_error(
     backend: str, ranks: int, victim: int, tmp_path: Path
 ) -> None:
     if not usable(backend, ranks):
@@ -338,7 +338,7 @@ def test_one_of_four_emulated_devices_dies(tmp_path: Path) -> None:
     check_that_the_others_name(2, start_emulated(directory, 400, "--context", "512"))
 
 
-def test_a_peer_that_never_comes(tmp_path: Path) -> None:
+def test_peer_that_never_comes(tmp_path: Path) -> None:
     port = str(20000 + (os.getpid() + 13) % 20000)
     begin = time.monotonic()
     process = start(

@@ -66,7 +66,7 @@ def rank_process(started: subprocess.Popen[str]) -> int:
 
 @slow
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) -> None:
+def test_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) -> None:
     started = start(hosts, ENDLESS)
     for process in started:
         assert process.stdout is not None
@@ -81,7 +81,7 @@ def test_a_killed_rank_ends_the_others_who_name_it(hosts: Hosts, victim: int) ->
 
 
 @slow
-def test_a_single_put_takes_one_message_each_way(hosts: Hosts) -> None:
+def test_single_put_takes_one_message_each_way(hosts: Hosts) -> None:
     """A put that is sent alone takes one message to the peer and one back, counted in TCP segments
     with acknowledgements: there is no separate flush.
     """
@@ -95,7 +95,7 @@ def test_a_single_put_takes_one_message_each_way(hosts: Hosts) -> None:
 
 
 @slow
-def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
+def test_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
     started = start(hosts, ENDLESS)
     for process in started:
         assert process.stdout is not None
@@ -109,7 +109,7 @@ def test_a_cable_that_is_pulled_ends_both(hosts: Hosts) -> None:
 
 
 @slow
-def test_a_stranger_is_turned_away(hosts: Hosts) -> None:
+def test_stranger_is_turned_away(hosts: Hosts) -> None:
     """A process on the other host without the job's secret is rejected."""
     place = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "23456", "ARK_JOIN_TIMEOUT": "8"}
     job = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "ARK_JOB_SECRET": "another"}
@@ -162,7 +162,7 @@ def test_channels_between_hosts(monkeypatch: pytest.MonkeyPatch, body: channels.
 
 
 @pytest.mark.parametrize("kinds", [("cpu", "rocm"), ("rocm", "cpu")], ids="-".join)
-def test_a_cpu_and_an_emulated_device(
+def test_cpu_and_an_emulated_device(
     monkeypatch: pytest.MonkeyPatch, kinds: tuple[str, str]
 ) -> None:
     """One host's ranks are CPUs, the other's are emulated AMD devices. Each plans for its own
@@ -221,7 +221,7 @@ print("right")
 
 
 @slow
-def test_a_cpu_and_an_emulated_device_on_two_hosts(hosts: Hosts) -> None:
+def test_cpu_and_an_emulated_device_on_two_hosts(hosts: Hosts) -> None:
     """A CPU in one namespace and an emulated device in the other, as processes, give the right
     sums.
     """
@@ -287,7 +287,7 @@ def test_unsupported_transfers_between_hosts_are_refused() -> None:
         plans_of(packets, [0, 1])
 
 
-def test_a_transfer_without_an_answer_names_the_rank() -> None:
+def test_transfer_without_an_answer_names_the_rank() -> None:
     plan = plans_of(channels.put_then_signal, [0, 1])[0]
     listing = [
         (phase, processor, task)
@@ -311,7 +311,7 @@ def test_a_transfer_without_an_answer_names_the_rank() -> None:
     assert "waited for a proxy longer" in explain(alone, tables, host[0], done, [], {})  # type: ignore[arg-type]
 
 
-def test_a_plan_that_stores_to_another_host_is_refused() -> None:
+def test_plan_that_stores_to_another_host_is_refused() -> None:
     """A plan for ranks on one host, which stores to peers, is refused for ranks on two hosts."""
     results = []
     for rank in range(2):

@@ -82,7 +82,7 @@ def one_comes(ranks: ThreadRanks, ending: Any) -> tuple[int, str]:
     return call.executor.plan.processors, message
 
 
-def test_a_failed_rank_while_it_is_waited_for() -> None:
+def test_failed_rank_while_it_is_waited_for() -> None:
     """If a rank fails while rank 0 waits for it, both processors of rank 0 end: the caller's thread
     and the other one.
     """
@@ -123,7 +123,7 @@ def test_launches_of_both_kinds_by_turns() -> None:
     run_ranks(2, body)
 
 
-def test_a_lone_process_goes_on_after_an_interrupted_call() -> None:
+def test_lone_process_goes_on_after_an_interrupted_call() -> None:
     """A single process can continue after an interrupted call, because it resets its counters.
     Several ranks cannot, because their counters would differ.
     """
@@ -153,7 +153,7 @@ def _interrupted(check: Any, leave: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_caller_may_have_begun_a_launch_that_still_runs() -> None:
+def test_caller_may_have_begun_a_launch_that_still_runs() -> None:
     def body(ranks: ThreadRanks) -> None:
         call = call_of(ranks)
         call.run()

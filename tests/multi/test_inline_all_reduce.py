@@ -49,7 +49,7 @@ def plans() -> list[Plan]:
     return decoder_plans(machine(4, Capability.PACKETS, warps=2), ranks=2)
 
 
-def test_a_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
+def test_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
     for plan in plans:
         assert "sum" in kinds(plan, 0)  # the prompt has many rows
         assert "sum" not in kinds(plan, 1)
@@ -124,7 +124,7 @@ def test_plain_memory_where_a_peer_writes_packets_is_refused(plans: list[Plan]) 
         verify([dataclasses.replace(first, tensors=tuple(tensors)), plans[1]])
 
 
-def test_a_missing_share_is_detected(plans: list[Plan]) -> None:
+def test_missing_share_is_detected(plans: list[Plan]) -> None:
     """The verifier refuses a plan in which a layer writes its partial sums, which the peer must
     get, to its own rank.
     """

@@ -73,7 +73,7 @@ def running(hosts: Hosts, code: str) -> list[subprocess.Popen[str]]:
     return started
 
 
-def test_a_far_host_behind_a_link_that_loses_frames(hosts: Hosts) -> None:
+def test_far_host_behind_a_link_that_loses_frames(hosts: Hosts) -> None:
     hosts.change(FAR)
     started = jobs.start(hosts, SMALL)
     outputs = [p.communicate(timeout=300) for p in started]
@@ -101,7 +101,7 @@ def test_four_ranks_over_a_late_link(hosts: Hosts) -> None:
 
 
 @slow
-def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
+def test_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
     started = running(hosts, COUNTING)
     before = hosts.change(Cable(lost=1.0))
     time.sleep(3.0)
@@ -118,7 +118,7 @@ def test_a_link_that_comes_back_after_three_seconds(hosts: Hosts) -> None:
 
 
 @slow
-def test_a_link_that_is_dead_ends_both(hosts: Hosts) -> None:
+def test_link_that_is_dead_ends_both(hosts: Hosts) -> None:
     """If the link is cut during a collective, so that frames are lost without an error at either
     end, both ranks end with an error.
     """

@@ -59,14 +59,14 @@ def test_ranks_of_a_command_connect_and_only_rank_0_prints(
 
 
 @pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (3, 3)])
-def test_a_function_may_end_its_rank_by_exit(
+def test_function_may_end_its_rank_by_exit(
     given: int | None, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert launch(1, sys.exit, given) == code
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_the_first_error_comes_through_with_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
+def test_first_error_comes_through_with_its_rank(capfd: pytest.CaptureFixture[str]) -> None:
     script = (
         "import os, sys, time\n"
         "if os.environ['RANK'] == '1':\n"
@@ -131,13 +131,13 @@ def test_lists_of_ranks_are_written_in_words() -> None:
     assert launching._named([0, 1, 3, 4, 5, 9]) == "ranks 0, 1, 3 to 5 and 9"
 
 
-def test_a_rank_that_a_signal_ends(capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_that_a_signal_ends(capfd: pytest.CaptureFixture[str]) -> None:
     script = "import os; os.kill(os.getpid(), 11) if os.environ['RANK'] == '1' else None"
     assert launch_command(2, [sys.executable, "-c", script]) == 128 + 11
     assert "rank 1: ended by signal 11 (SIGSEGV)" in capfd.readouterr().err
 
 
-def test_a_missing_command_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     assert launch_command(2, ["no-such-program-here"]) == 2
     assert "cannot start 'no-such-program-here'" in capfd.readouterr().err
 
@@ -192,7 +192,7 @@ def fail_on_rank_1(word: str) -> None:
     time.sleep(60)
 
 
-def test_a_function_runs_on_every_rank(tmp_path: Path) -> None:
+def test_function_runs_on_every_rank(tmp_path: Path) -> None:
     assert launch(2, write_rank_info, str(tmp_path)) == 0
     first, second = ((tmp_path / name).read_text().split() for name in "01")
     assert first[:2] == ["2", "0"] and second[:2] == ["2", "1"]
@@ -207,7 +207,7 @@ def speak(failing: int) -> None:
 
 
 @pytest.mark.parametrize("failing", [-1, 1])
-def test_the_output_of_every_rank_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
+def test_output_of_every_rank_is_shown(capfd: pytest.CaptureFixture[str], failing: int) -> None:
     """The output of every rank is shown, also that of a rank that fails afterwards and thereby ends
     the others.
     """
@@ -235,7 +235,7 @@ def test_launch_unbuffered_prints_whole_lines(
     assert sorted(capfd.readouterr().out.splitlines()) == ["of rank 0", "of rank 1"]
 
 
-def test_a_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+def test_function_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
     assert launch(2, fail_on_rank_1, "everything") == 2
     assert capfd.readouterr().err == "ark: rank 1: everything went wrong\n"
 
@@ -244,7 +244,7 @@ def stumble() -> None:
     raise ValueError("raised by the function itself")
 
 
-def test_a_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_functions_traceback_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     """If a launched function raises an exception on both ranks, the traceback is printed once and
     starts at the function.
     """
@@ -330,7 +330,7 @@ def test_launcher_variables_give_rank_and_size(environ: dict[str, str], expected
     assert rank_from_environment(environ) == expected
 
 
-def test_a_port_follows_from_the_job() -> None:
+def test_port_follows_from_the_job() -> None:
     environ = {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "h", "SLURM_JOB_ID": "5"}
     first = rank_from_environment(environ)
     assert 20000 <= first.port < 30000 and first == rank_from_environment(environ)
@@ -403,7 +403,7 @@ def test_without_a_secret_or_a_cache_folder_the_job_is_refused() -> None:
         {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "TORCHELASTIC_RUN_ID": "none"},
     ],
 )
-def test_a_job_without_a_distinct_id_is_refused(environ: dict[str, str]) -> None:
+def test_job_without_a_distinct_id_is_refused(environ: dict[str, str]) -> None:
     with pytest.raises(InvalidUsageError, match=r"not give its ranks a job number.*ARK_JOB_SECRET"):
         rank_from_environment(environ)
     assert rank_from_environment({**environ, "ARK_JOB_SECRET": "x"}).secret

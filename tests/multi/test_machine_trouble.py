@@ -62,7 +62,7 @@ def children(pid: int) -> list[int]:
 
 
 @slow
-def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
+def test_process_that_was_stopped_goes_on(endless: Path) -> None:
     """The time in which a process was stopped by SIGSTOP does not count towards the kernel's
     timeout.
     """
@@ -81,7 +81,7 @@ def test_a_process_that_was_stopped_goes_on(endless: Path) -> None:
 
 
 @slow
-def test_a_rank_that_is_stopped_is_named(endless: Path) -> None:
+def test_rank_that_is_stopped_is_named(endless: Path) -> None:
     long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", str(LONG_CONTEXT), "--budget", "3")
     process = begin(endless, *long, "--ranks", "2")
     assert process.stdout is not None
@@ -99,7 +99,7 @@ def test_a_rank_that_is_stopped_is_named(endless: Path) -> None:
 
 
 @slow
-def test_a_killed_process_leaves_nothing_that_disturbs_the_next(tmp_path: Path) -> None:
+def test_killed_process_leaves_nothing_that_disturbs_the_next(tmp_path: Path) -> None:
     own = {"ARK_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
     for pause in (0.6, 1.2, 2.4):
         process = begin(NOAH, "--json", **own)
@@ -110,7 +110,7 @@ def test_a_killed_process_leaves_nothing_that_disturbs_the_next(tmp_path: Path) 
 
 
 @slow
-def test_a_rank_that_the_system_kills(endless: Path) -> None:
+def test_rank_that_the_system_kills(endless: Path) -> None:
     long = ("--context", str(LONG_CONTEXT), "--max-new-tokens", str(LONG_CONTEXT))
     process = begin(endless, *long, "--ranks", "2")
     assert process.stdout is not None
@@ -143,7 +143,7 @@ def test_too_little_address_space(endless: Path) -> None:
 
 
 @slow
-def test_a_small_stack() -> None:
+def test_small_stack() -> None:
     """A command runs with a small stack limit, because threads that run processors set their own
     stack size. (With a much smaller limit gcc fails.)
     """
@@ -175,7 +175,7 @@ def group() -> Iterator[Path]:
 
 
 @slow
-def test_a_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> None:
+def test_memory_limit_is_seen_before_it_kills(group: Path, tmp_path: Path) -> None:
     """A model that fits into the machine's memory but not into the container's limit is refused
     before the process is killed.
     """
@@ -246,7 +246,7 @@ time_t time(time_t *at) {
 
 
 @slow
-def test_a_clock_that_jumps(tmp_path: Path) -> None:
+def test_clock_that_jumps(tmp_path: Path) -> None:
     """The wall clock jumps by more than a year at every reading. No timeout depends on it."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "multi-node.md"
 ROWS = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([A-Z_]+=[^`]+)` \|$", PAGE.read_text(), re.M)
 
 
-def test_the_page_has_a_row_for_each_launcher() -> None:
+def test_page_has_a_row_for_each_launcher() -> None:
     assert [name for name, _ in ROWS] == [
         "torchrun",
         "Open MPI",
@@ -24,7 +24,7 @@ def test_the_page_has_a_row_for_each_launcher() -> None:
 
 
 @pytest.mark.parametrize(("name", "line"), ROWS, ids=[name for name, _ in ROWS])
-def test_the_environment_of_a_row_gives_its_rank(name: str, line: str) -> None:
+def test_environment_of_a_row_gives_its_rank(name: str, line: str) -> None:
     environment = dict(word.split("=", 1) for word in line.split())
     actual = rank_from_environment(environment)
     assert (actual.rank, actual.world_size, actual.local_rank) == (3, 4, 1)

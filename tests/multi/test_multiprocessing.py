@@ -150,7 +150,7 @@ def test_processes_of_several_parents_meet_at_a_port_that_is_named(tmp_path: Pat
 @pytest.mark.parametrize(
     ("named", "job"), [({}, None), ({"ARK_IPC_LISTEN_PORT_BASE": "42000"}, "port 42000")]
 )
-def test_a_process_of_no_script_needs_a_port(named: Mapping[str, str], job: str | None) -> None:
+def test_process_of_no_script_needs_a_port(named: Mapping[str, str], job: str | None) -> None:
     actual = rank_among_siblings(1, 2, named)
     assert (actual and actual.job) == job
     assert actual is None or (actual.rank, actual.world_size, actual.port) == (1, 2, 42000)

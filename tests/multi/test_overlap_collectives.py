@@ -423,5 +423,5 @@ def test_unsupported_collectives_are_not_overlapped(
     assert not any(op.kind == "arrival" for op in plans[0].ops)
 
 
-def test_an_engine_that_copies_between_rounds() -> None:
+def test_engine_that_copies_between_rounds() -> None:
     check("cpu", 2, "bfloat", overlap=DMA)

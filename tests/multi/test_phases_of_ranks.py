@@ -38,7 +38,7 @@ def test_each_phase_runs_on_every_rank_by_itself(body: Body, late: int) -> None:
         np.testing.assert_array_equal(total, np.full(WIDTH, WANTED, np.float32))
 
 
-def test_a_rank_begins_a_phase_while_a_peer_is_in_the_preceding_one() -> None:
+def test_rank_begins_a_phase_while_a_peer_is_in_the_preceding_one() -> None:
     plans = build(messages, 2, 1)
     (_, first), (_, second) = run(plans, EACH, trace=4000)  # type: ignore[arg-type]
     ahead, behind = np.concatenate(first), np.concatenate(second)

@@ -242,7 +242,7 @@ def test_sums_are_right_without_a_barrier_of_all_ranks(width: int, algorithm: st
         np.testing.assert_array_equal(total, want)
 
 
-def test_a_rank_begins_while_a_peer_is_in_the_preceding_iteration() -> None:
+def test_rank_begins_while_a_peer_is_in_the_preceding_iteration() -> None:
     """Rank 0 begins the next iteration, after it has got its sum, while rank 1 still computes."""
     plans = build_reduce(2, WIDTH, work=SLOW_PRODUCT_SIZE)
     (_, first), (_, second) = run(plans, 12, trace=4000)
@@ -306,7 +306,7 @@ def build_broadcast(
         pytest.param(40, "double_binary_tree", marks=slow),
     ],
 )
-def test_a_rank_that_only_sends_is_at_most_one_iteration_ahead(width: int, algorithm: str) -> None:
+def test_rank_that_only_sends_is_at_most_one_iteration_ahead(width: int, algorithm: str) -> None:
     """A rank that only sends does not overwrite data that were not read: each receiver adds up 1 to
     40.
     """
@@ -333,7 +333,7 @@ def test_every_mutation_of_a_broadcast_is_refused(
             verify(changed)
 
 
-def test_the_source_is_the_same_text_for_both_forms() -> None:
+def test_source_is_the_same_text_for_both_forms() -> None:
     backend = registry.get("cuda")
     machine, dialect = registry.machine("h100"), backend.dialect("sm_90a")
     alone, lockstep = (
@@ -358,7 +358,7 @@ def test_symmetric_memory_requires_the_barrier_of_all_ranks() -> None:
     assert {p.counters[ITERATION_BARRIER].step for p in plans} == {2}
 
 
-def test_an_all_reduce_without_the_barrier_of_all_ranks_is_refused() -> None:
+def test_all_reduce_without_the_barrier_of_all_ranks_is_refused() -> None:
     graphs = []
     for rank in range(2):
         model = Model(rank, 2)

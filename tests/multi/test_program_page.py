@@ -13,7 +13,7 @@ from ark.cli import main
 from tests.pages import commands, python_blocks, shown
 
 
-def test_the_program_of_the_page_on_two_ranks(
+def test_program_of_the_page_on_two_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = python_blocks("collective-programs.md")[0]

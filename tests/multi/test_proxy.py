@@ -43,7 +43,7 @@ def test_copies_of_the_proxy_arrive(name: str) -> None:
             np.testing.assert_array_equal(got, channels.wanted(channels.INBOX_ELEMENTS, iterations))
 
 
-def test_a_plan_without_a_wait_for_the_proxys_copy_is_refused() -> None:
+def test_plan_without_a_wait_for_the_proxys_copy_is_refused() -> None:
     """A plan with a copy by the proxy is refused if the reader does not wait for the copy."""
 
     def body(rank: int) -> None:
@@ -144,7 +144,7 @@ def test_slots_are_used_again_without_being_cleared(alone: tuple) -> None:
     assert (memory[: MANY + 4] == 7).all() and not memory[MANY + 7 : MANY + 100].any()
 
 
-def test_an_idle_proxy_sleeps_and_wakes_at_once(alone: tuple) -> None:
+def test_idle_proxy_sleeps_and_wakes_at_once(alone: tuple) -> None:
     proxy, memory, _ = alone
     end = time.monotonic() + 60.0
     while proxy.rests() < 100 and time.monotonic() < end:
@@ -221,7 +221,7 @@ def test_puts_one_by_one_to_a_peer_that_is_late(answered: str) -> None:
             np.testing.assert_array_equal(target, source)
 
 
-def test_a_put_alone_after_many() -> None:
+def test_put_alone_after_many() -> None:
     """Makes 40 puts without a wait, then 40 more with a wait for completion after each; all
     arrive.
     """
@@ -247,7 +247,7 @@ def test_unregistered_memory_is_refused_and_ends_the_kernel(alone: tuple, offset
     assert abort[0] == 1
 
 
-def test_an_error_in_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_the_proxy_ends_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the proxy refuses a copy, because the memory to copy was not registered with it, all ranks
     get an error message.
     """

@@ -86,7 +86,7 @@ def test_neighbouring_tiles_go_to_a_peer_as_one_put() -> None:
 @pytest.mark.parametrize(
     ("case", "ops"), [("plain", 1), ("strided", 2), ("broadcast", 2), ("used twice", 3)]
 )
-def test_the_residual_is_added_in_the_task_that_adds_the_shares(case: str, ops: int) -> None:
+def test_residual_is_added_in_the_task_that_adds_the_shares(case: str, ops: int) -> None:
     """A residual is added by the op that sums the ranks' partial results, if this is possible. ops:
     the expected number of ops that sum or follow.
     """
@@ -231,7 +231,7 @@ BREAKS: list[Callable[[Plan], Plan]] = [
 
 
 @pytest.mark.parametrize("number", range(len(BREAKS)))
-def test_a_broken_rank_is_refused(number: int) -> None:
+def test_broken_rank_is_refused(number: int) -> None:
     plans = build(4, reduce_body(4, ark.fp32, whole=True))
     verify(plans)
     for rank in (0, 2):
@@ -249,7 +249,7 @@ def test_ranks_that_disagree_are_refused() -> None:
         verify([good[1], good[0]])
 
 
-def test_a_message_without_a_receiver_is_refused() -> None:
+def test_message_without_a_receiver_is_refused() -> None:
     def body(rank: int) -> None:
         x = ark.tensor([8], name="x")
         if rank == 0:

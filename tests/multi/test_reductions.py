@@ -174,7 +174,7 @@ def test_types_that_have_no_sum_are_named() -> None:
             build(2, lambda rank, dtype=dtype: ark.all_reduce(ark.tensor([8], dtype), rank, 2))
 
 
-def test_a_mean_of_integers_is_named() -> None:
+def test_mean_of_integers_is_named() -> None:
     for reduce in (ark.all_reduce, ark.reduce_scatter):
         with pytest.raises(ark.ModelError, match=r"a mean of int32 is not supported.*may be more"):
             build(2, lambda r, f=reduce: f(ark.tensor([8], ark.int32), r, 2, reduction="mean"))

@@ -22,7 +22,7 @@ COMMON = ("--backend", "cpu", "--max-new-tokens", "16", "--context", "96")
 @pytest.mark.parametrize(
     "split", ["megatron", *(pytest.param(s, marks=slow) for s in ("sequence", "auto"))]
 )
-def test_the_shipped_model(split: str) -> None:
+def test_shipped_model(split: str) -> None:
     assert answer(NOAH, *COMMON, "--ranks", "2", "--split", split) == answer(NOAH, *COMMON)
 
 
@@ -40,6 +40,6 @@ def test_other_decoders(case: str, ranks: str, split: str, tmp_path: Path) -> No
     assert answer(directory, *COMMON, "--ranks", ranks, "--split", split) == want
 
 
-def test_an_unknown_plan_name_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_unknown_plan_name_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="the plan 'nothing' does not exist"):
         answer(NOAH, *COMMON, "--ranks", "2", "--split", "nothing")

@@ -80,7 +80,7 @@ def test_atomics_over_links_without_them_stop_the_kernel() -> None:
         assert emulator.ErrorKind.LINK in kinds
 
 
-def test_a_plan_with_atomic_signals_is_refused() -> None:
+def test_plan_with_atomic_signals_is_refused() -> None:
     """A plan whose ranks signal by atomic additions is refused on a machine whose links support
     stores only. Such a plan comes from a machine model with other links.
     """
@@ -122,9 +122,7 @@ def stored(bench: Bench, rounds: int) -> int:
 
 
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx942"])
-def test_the_last_store_has_the_sum_of_all_signals(
-    arch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_store_has_the_sum_of_all_signals(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processors that signal one counter by stores overtake each other between counting and
     storing. The last store still has the final value.
     """
@@ -138,7 +136,7 @@ def test_the_last_store_has_the_sum_of_all_signals(
 
 
 @slow
-def test_a_decoder_in_two_processes() -> None:
+def test_decoder_in_two_processes() -> None:
     """A decoder in two processes whose link supports stores only. Memory mapped from another
     process counts as a peer's.
     """

@@ -164,7 +164,7 @@ def test_ranks_run_their_own_plan_files(world: int, of_model: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("of_model", [True, pytest.param(False, marks=slow)])
-def test_a_fused_all_reduce_of_one_rank(of_model: bool, tmp_path: Path) -> None:
+def test_fused_all_reduce_of_one_rank(of_model: bool, tmp_path: Path) -> None:
     folder = write(tmp_path, [fused_sum(0, 1)])
     assert ark.launch(1, run_fused, folder, 1, "cpu", of_model) == 0
 

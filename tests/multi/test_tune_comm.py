@@ -44,7 +44,7 @@ def test_kept_choices_are_read_back() -> None:
     assert tuned.KEPT.load(MACHINE) == {}
 
 
-def test_the_nearest_size_is_used_within_a_factor_of_two() -> None:
+def test_nearest_size_is_used_within_a_factor_of_two() -> None:
     def picked(nbytes: int, collective: str = "all_reduce", world: int = 2) -> str | None:
         actual = tuned.pick(TABLE, collective, world, nbytes)
         return actual and actual.algorithm
@@ -67,7 +67,7 @@ def test_the_nearest_size_is_used_within_a_factor_of_two() -> None:
         b'"engine": "dma", "us": 1, "usual_us": 1}]}}',
     ],
 )
-def test_a_damaged_file_is_named_and_left(data: bytes, capsys: pytest.CaptureFixture) -> None:
+def test_damaged_file_is_named_and_left(data: bytes, capsys: pytest.CaptureFixture) -> None:
     cache.store(cache.TUNED, tuned.KEPT.key(MACHINE), data)
     assert tuned.KEPT.load(MACHINE) == {}
     assert "ark tune --collectives" in capsys.readouterr().err

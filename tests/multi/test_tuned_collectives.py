@@ -80,7 +80,7 @@ def in_packets(rank_plans: Sequence[Plan]) -> bool:
 
 
 @pytest.mark.parametrize("collective", CALLS)
-def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> None:
+def test_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> None:
     assert in_packets(plans_of(collective, SMALL_BYTES, None))
     assert not in_packets(plans_of(collective, LARGE_BYTES, None))
     for size in (SMALL_BYTES // 2, SMALL_BYTES, 2 * SMALL_BYTES):
@@ -106,7 +106,7 @@ def test_the_engine_is_the_measured_one_of_the_nearest_size(collective: str) -> 
     )
 
 
-def test_a_named_algorithm_has_its_own_and_a_named_engine_stays() -> None:
+def test_named_algorithm_has_its_own_and_a_named_engine_stays() -> None:
     two_rows = table("all_reduce", SMALL_BYTES, one_shot="packet", ring="threads")
     assert not in_packets(plans_of("all_reduce", SMALL_BYTES, two_rows, algorithm="ring"))
     assert in_packets(
@@ -159,7 +159,7 @@ def test_all_ranks_plan_with_the_table_of_rank_0(tmp_path: Path) -> None:
     assert actual[0] == actual[1] != want
 
 
-def test_a_decoders_plans_are_kept_under_their_table() -> None:
+def test_decoders_plans_are_kept_under_their_table() -> None:
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=96,
@@ -215,5 +215,5 @@ def _sum_by_tables(root: str) -> None:
         runtime.launch(Planner().plan(), loop_mode=False)
 
 
-def test_a_launch_plans_all_ranks_by_one_table(tmp_path: Path) -> None:
+def test_launch_plans_all_ranks_by_one_table(tmp_path: Path) -> None:
     assert ark.launch(2, _sum_by_tables, str(tmp_path)) == 0

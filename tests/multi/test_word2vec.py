@@ -55,7 +55,7 @@ def test_ranks_combine_rows_as_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", word2vec.WAYS)
-def test_a_rank_sends_the_rows_that_it_has_changed(way: str) -> None:
+def test_rank_sends_the_rows_that_it_has_changed(way: str) -> None:
     """The peer's receive buffers have room for the rank's rows and their numbers in packets, which
     take 8 bytes for 4.
     """

@@ -54,7 +54,7 @@ def test_few_sources_parse_for_themselves(folder: Path) -> None:
     assert "value" in compiles(folder, "-O1")
 
 
-def test_a_compiler_without_precompiled_headers_still_builds(folder: Path) -> None:
+def test_compiler_without_precompiled_headers_still_builds(folder: Path) -> None:
     (folder / "shared.h").write_text("#error no")
     with build._parsed_once(build._WORTH_PRECOMPILING, build.FLAGS) as parsed:
         assert parsed == ()

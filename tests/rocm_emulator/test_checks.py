@@ -148,7 +148,7 @@ def hand_over(bench: Bench, kernel: str, seed: int = 0, checks: bool = True) -> 
 
 @pytest.mark.parametrize("arch", ALL)
 @pytest.mark.parametrize("kernel", ["agent_no_release", "agent_no_acquire"])
-def test_a_fence_left_out_of_a_hand_over(arch: str, kernel: str) -> None:
+def test_fence_left_out_of_a_hand_over(arch: str, kernel: str) -> None:
     bench = Bench(arch)
     for seed in range(3):
         sound = hand_over(bench, "agent_sound", seed)
@@ -172,7 +172,7 @@ def test_a_fence_left_out_of_a_hand_over(arch: str, kernel: str) -> None:
         ("gfx1100", r"buffer_gl1_inv"),
     ],
 )
-def test_a_cache_operation_left_out_of_the_machine_code(arch: str, old: str) -> None:
+def test_cache_operation_left_out_of_the_machine_code(arch: str, old: str) -> None:
     text = assembly(arch, SOURCE)
     part = text[text.index("\nagent_sound:") :]
     count = len(re.findall(old, part[: part.index(".Lfunc_end")]))
@@ -185,7 +185,7 @@ def test_a_cache_operation_left_out_of_the_machine_code(arch: str, old: str) -> 
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_an_atomic_by_a_third_wave_keeps_the_release(arch: str) -> None:
+def test_atomic_by_a_third_wave_keeps_the_release(arch: str) -> None:
     bench = Bench(arch)
     for seed in range(4):
         data, flag, out = bench.buffer(), bench.buffer([0]), bench.buffer()
@@ -251,7 +251,7 @@ def test_lds_words_must_be_aligned(arch: str) -> None:
         ("gfx1100", r"s_waitcnt lgkmcnt\(0\)"),
     ],
 )
-def test_a_register_used_before_its_load_is_waited_for(arch: str, wait: str) -> None:
+def test_register_used_before_its_load_is_waited_for(arch: str, wait: str) -> None:
     data = np.arange(64)
     sound, broken = Bench(arch), Bench(arch, edit=("copy", wait, "s_nop 0", 0))
     assert sound.run("copy", sound.buffer(), sound.buffer(data)).ok
@@ -263,7 +263,7 @@ def test_a_register_used_before_its_load_is_waited_for(arch: str, wait: str) -> 
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
-def test_a_load_to_lds_must_be_waited_for(arch: str) -> None:
+def test_load_to_lds_must_be_waited_for(arch: str) -> None:
     data = np.arange(64)
     sound = Bench(arch, DMA)
     out = sound.buffer()

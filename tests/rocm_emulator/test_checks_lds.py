@@ -130,7 +130,7 @@ def test_broken_uses_are_reported(kernel: str, arch: str) -> None:
     assert kinds & {"race", "uninitialised read"}, kinds
 
 
-def test_a_float_atomic_that_mi200_ignores() -> None:
+def test_float_atomic_that_mi200_ignores() -> None:
     assert all(result.ok for result in results("gfx90a", "float_atomic"))
     for kind in ("fine", "uncached", "host"):
         result = results("gfx90a", "float_atomic", kind)[0]

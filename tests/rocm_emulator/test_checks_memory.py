@@ -124,14 +124,14 @@ def test_lds_is_followed_to_the_byte(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_an_lds_atomic_reads(arch: str) -> None:
+def test_lds_atomic_reads(arch: str) -> None:
     bench = Bench(arch, LDS)
     assert bench.run("count", bench.buffer(), 1).ok
     assert bench.run("count", bench.buffer(), 0).kind == UNWRITTEN
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
-def test_a_load_to_lds_writes_it(arch: str) -> None:
+def test_load_to_lds_writes_it(arch: str) -> None:
     bench = Bench(arch, LDS)
     out, data = bench.buffer(), bench.buffer(np.arange(64))
     assert bench.run("direct", out, data, 64).ok
@@ -141,7 +141,7 @@ def test_a_load_to_lds_writes_it(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ALL)
 @pytest.mark.parametrize("kernel", ["scalar_peek", "vector_peek"])
-def test_the_end_of_the_kernel_arguments(arch: str, kernel: str) -> None:
+def test_end_of_the_kernel_arguments(arch: str, kernel: str) -> None:
     bench = Bench(arch, ARGUMENTS)
     size = next(k for k in bench.code.kernels if k.name == kernel).kernarg_size
     lanes = 1 if kernel == "scalar_peek" else 3

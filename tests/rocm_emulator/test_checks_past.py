@@ -103,6 +103,6 @@ def test_pending_reads_may_not_be_overwritten(kernel: str, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_relaxed_chain_orders_no_stores(arch: str) -> None:
+def test_relaxed_chain_orders_no_stores(arch: str) -> None:
     for seed in SEEDS:
         assert run(arch, "write_then_tell", seed).kind == "race", seed

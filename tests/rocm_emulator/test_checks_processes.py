@@ -19,14 +19,14 @@ from tests.slow import slow
     "arch",
     [pytest.param(a, marks=[slow] * (a not in ("gfx942", "gfx1100"))) for a in kernel_cases.ALL],
 )
-def test_a_sound_exchange_raises_no_alarm(arch: str) -> None:
+def test_sound_exchange_raises_no_alarm(arch: str) -> None:
     assert exchange(arch, code_object("sync.hip", arch, ("-O3",)), checks=1) == []
 
 
 @pytest.mark.parametrize(
     "defect", [pytest.param(d, id=d.description.replace(" ", "_")) for d in DEVICE_DEFECTS]
 )
-def test_a_defect_between_processes_is_reported(defect: Defect) -> None:
+def test_defect_between_processes_is_reported(defect: Defect) -> None:
     assert set(exchange(defect.arch, broken(defect), checks=1)) & set(defect.kinds)
 
 

@@ -137,7 +137,7 @@ def mailbox(arch: str, kernel: str, seed: int, grid: int = 2, **more: Any) -> An
 
 @pytest.mark.parametrize("arch", ALL)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_line_in_the_scalar_cache_follows_no_store(arch: str, seed: int) -> None:
+def test_line_in_the_scalar_cache_follows_no_store(arch: str, seed: int) -> None:
     sound = ("cleared", "cleared_for_good", "same_word", "other_line", "by_vector", "coherent")
     for kernel in sound:
         result = mailbox(arch, kernel, seed)
@@ -162,14 +162,14 @@ def test_any_workgroup_may_share_the_scalar_cache(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_workgroup_has_one_scalar_cache(arch: str) -> None:
+def test_workgroup_has_one_scalar_cache(arch: str) -> None:
     for seed in range(3):
         result = mailbox(arch, "leader", seed, lanes=256)
         assert result.ok, result.message
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_an_unordered_scalar_load_is_a_race(arch: str) -> None:
+def test_unordered_scalar_load_is_a_race(arch: str) -> None:
     bench = Bench(arch, SCALAR)
     for seed in range(3):
         line, out = bench.buffer(np.arange(32)), bench.buffer()
@@ -177,7 +177,7 @@ def test_an_unordered_scalar_load_is_a_race(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_grid_starts_with_an_empty_scalar_cache(arch: str) -> None:
+def test_grid_starts_with_an_empty_scalar_cache(arch: str) -> None:
     bench = Bench(arch, SCALAR)
     line, out = bench.buffer(np.arange(32)), bench.buffer()
     for round_ in range(4):
@@ -187,7 +187,7 @@ def test_a_grid_starts_with_an_empty_scalar_cache(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_wave_reads_its_own_store(arch: str) -> None:
+def test_wave_reads_its_own_store(arch: str) -> None:
     kinds = {}
     for kernel in ("own_sound", "rotate_logits", "own_held", "own_in_flight"):
         bench = Bench(arch, SCALAR)

@@ -30,7 +30,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_kernel_reads_and_writes_files(
+def test_kernel_reads_and_writes_files(
     code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(0)
@@ -45,7 +45,7 @@ def test_a_kernel_reads_and_writes_files(
     assert "add on emulated gfx942: " in capsys.readouterr().out
 
 
-def test_a_new_buffer_is_kept(code: Path, tmp_path: Path) -> None:
+def test_new_buffer_is_kept(code: Path, tmp_path: Path) -> None:
     kept = tmp_path / "to.npy"
     run = ["run", str(code), "--kernel", "fill", "--block", "64,1"]
     assert main([*run, f"{kept}=int32:64", "int64=-3"]) == 0
@@ -86,7 +86,7 @@ def test_arguments_that_do_not_fit(
     assert "text.co cannot be run" in capsys.readouterr().err
 
 
-def test_a_kernel_at_fault_is_stopped(
+def test_kernel_at_fault_is_stopped(
     code: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "to.npy"

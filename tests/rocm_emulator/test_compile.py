@@ -39,14 +39,14 @@ def _loaded(code: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("arch", TARGETS)
-def test_the_same_source_gives_the_same_bytes(arch: str) -> None:
+def test_same_source_gives_the_same_bytes(arch: str) -> None:
     first, second = compile_hip(KERNEL, arch), compile_hip(KERNEL, arch)
     assert first == second
     assert first[:4] == b"\x7fELF" and b"scale.kd" in first
 
 
 @pytest.mark.parametrize("arch", TARGETS)
-def test_the_code_object_equals_the_assembly(arch: str) -> None:
+def test_code_object_equals_the_assembly(arch: str) -> None:
     """Compiling directly and by way of assembly give the same instructions, descriptor and notes.
     So the lint, which reads the assembly, examines the code that runs.
     """
@@ -70,7 +70,7 @@ def test_launch_bounds_reach_the_code_object() -> None:
     assert ".max_flat_workgroup_size: 128" in text and ".wavefront_size: 32" in text
 
 
-def test_the_size_of_waves_reaches_the_assembler() -> None:
+def test_size_of_waves_reaches_the_assembler() -> None:
     """The assembler is told the wave size: comparisons in waves of 64 lanes write two scalar
     registers.
     """
@@ -81,14 +81,14 @@ def test_the_size_of_waves_reaches_the_assembler() -> None:
     assert core().CodeObject(code).kernels[0].wave_size == 64
 
 
-def test_a_refused_program_comes_with_its_diagnostics() -> None:
+def test_refused_program_comes_with_its_diagnostics() -> None:
     with pytest.raises(CompileError, match=r"compiling HIP for gfx942 failed[\s\S]*nonsense"):
         compile_hip('extern "C" __global__ void f() { nonsense; }', "gfx942")
     with pytest.raises(CompileError, match="assembling for gfx1100 failed"):
         assemble("v_no_such_instruction v0\n", "gfx1100")
 
 
-def test_a_compiler_named_by_the_environment_must_be_there(
+def test_compiler_named_by_the_environment_must_be_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("ARK_ROCM_CLANG", str(tmp_path / "clang"))

@@ -113,7 +113,7 @@ EXPECTED = {"recursion": _recursion, "bytes": _bytes, "unaligned": _unaligned, "
 
 @pytest.mark.parametrize("level", ["-O0", "-O2"])
 @pytest.mark.parametrize("arch", TARGETS)
-def test_the_stack(arch: str, level: str) -> None:
+def test_stack(arch: str, level: str) -> None:
     machine = core().Machine([arch])
     loaded = machine.load(core().CodeObject(compile_hip(SOURCE, arch, (level, "-fwrapv"))), 0)
     source, target = (machine.allocate(0, "device", 256) for _ in range(2))

@@ -74,7 +74,7 @@ def test_one_thread_and_several(arch: str, bad: int, budget: int, kind: str) -> 
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
-def test_the_seed_decides_the_order(arch: str) -> None:
+def test_seed_decides_the_order(arch: str) -> None:
     logs = {}
     for seed in (1, 1, 2):
         result, values = _run(arch, "race_for_places", [], {"seed": seed})

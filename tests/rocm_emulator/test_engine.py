@@ -153,7 +153,7 @@ def wave_order(seed: int, max_slice: int = 16) -> tuple[int, ...]:
     return tuple(bench.words(log, 256))
 
 
-def test_a_seed_fixes_the_schedule_and_seeds_differ() -> None:
+def test_seed_fixes_the_schedule_and_seeds_differ() -> None:
     assert wave_order(1) == wave_order(1)
     orders = {wave_order(seed) for seed in range(6)}
     assert len(orders) == 6
@@ -178,7 +178,7 @@ def test_independent_workgroups_give_the_same_in_parallel_and_checked(arch: str)
     assert len(counts) == 1
 
 
-def test_the_host_ends_a_wait() -> None:
+def test_host_ends_a_wait() -> None:
     bench = Bench()
     flag, out = bench.buffer(1, kind="host"), bench.buffer(128)
     arguments = struct.pack("<QI4xQ", flag, 7, out)
@@ -190,7 +190,7 @@ def test_the_host_ends_a_wait() -> None:
     assert set(bench.words(out, 128)) == {7}
 
 
-def test_a_wait_for_the_host_ends_when_its_time_is_over() -> None:
+def test_wait_for_the_host_ends_when_its_time_is_over() -> None:
     bench = Bench()
     flag, out = bench.buffer(1, kind="host"), bench.buffer(64)
     result = bench.run(
@@ -203,7 +203,7 @@ def test_a_wait_for_the_host_ends_when_its_time_is_over() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("option", ["-O0", "-O3"])
-def test_a_deadlock_names_every_wave_and_its_polled_address(arch: str, option: str) -> None:
+def test_deadlock_names_every_wave_and_its_polled_address(arch: str, option: str) -> None:
     bench = Bench(arch, option=option)
     flags = bench.buffer(2)
     began = time.monotonic()
@@ -219,14 +219,14 @@ def test_a_deadlock_names_every_wave_and_its_polled_address(arch: str, option: s
     assert all("cross_wait+0x" in w.function for w in result.waves)
 
 
-def test_a_long_computation_is_no_deadlock() -> None:
+def test_long_computation_is_no_deadlock() -> None:
     bench = Bench()
     out = bench.buffer(64)
     result = bench.run("long_loop", (1, 1, 1), (64, 1, 1), struct.pack("<QI", out, 300_000))
     assert result.ok, result.message
 
 
-def test_a_budget_and_a_cancellation_end_a_grid() -> None:
+def test_budget_and_a_cancellation_end_a_grid() -> None:
     bench = Bench()
     out = bench.buffer(64)
     arguments = struct.pack("<QI", out, 4_000_000_000)
@@ -283,7 +283,7 @@ def test_two_devices_answer_each_other_in_one_thread_and_in_two() -> None:
     assert np.array_equal(bench.words(logs[1], 16), np.arange(16))
 
 
-def test_a_device_without_access_cannot_use_a_peers_memory() -> None:
+def test_device_without_access_cannot_use_a_peers_memory() -> None:
     bench = Bench(devices=2)
     theirs = bench.buffer(4, device=1)
     arguments = struct.pack("<Qq", theirs, 0)
@@ -295,7 +295,7 @@ def test_a_device_without_access_cannot_use_a_peers_memory() -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("at", [-1, 4, 1 << 40])
-def test_a_store_outside_every_allocation_stops_with_its_place(arch: str, at: int) -> None:
+def test_store_outside_every_allocation_stops_with_its_place(arch: str, at: int) -> None:
     bench = Bench(arch)
     out = bench.buffer(4)
     result = bench.run("store_at", (1, 1, 1), (1, 1, 1), struct.pack("<Qq", out, at))
@@ -304,7 +304,7 @@ def test_a_store_outside_every_allocation_stops_with_its_place(arch: str, at: in
     assert "store" in result.where.line and "store_at+0x" in result.where.function
 
 
-def test_the_lowest_workgroup_at_fault_is_named_whatever_the_threads() -> None:
+def test_lowest_workgroup_at_fault_is_named_whatever_the_threads() -> None:
     bench = Bench()
     out = bench.buffer(4)
     for parallel in (True, False, True):
@@ -338,7 +338,7 @@ def test_lds_out_of_range_and_a_trap() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_an_opcode_that_is_not_there_is_named(arch: str) -> None:
+def test_opcode_that_is_not_there_is_named(arch: str) -> None:
     bench = Bench(arch)
     result = bench.run("not_emulated", (1, 1, 1), (64, 1, 1), b"")
     name = "s_cbranch_cdbgsys" if arch == "gfx1100" else "s_store_dword"

@@ -41,7 +41,7 @@ def missing_packets(machine: Machine) -> Plan:
         [(missing_signal, "waited for counter"), (missing_packets, "waited for a packet")],
     ),
 )
-def test_a_failing_task_is_no_race(
+def test_failing_task_is_no_race(
     arch: str, broken: Callable[[Machine], Plan], message: str
 ) -> None:
     for seed in range(3):

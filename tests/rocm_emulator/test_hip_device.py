@@ -100,7 +100,7 @@ def test_devices_are_linked_directly() -> None:
         assert hip.hipExtGetLinkTypeAndHopCount(0, 0)[0] == ERROR.hipErrorInvalidValue
 
 
-def test_the_last_error_is_returned_once() -> None:
+def test_last_error_is_returned_once() -> None:
     with emulated("gfx942"):
         hip.hipSetDevice(9)
         assert hip.hipPeekAtLastError() == (ERROR.hipErrorInvalidDevice,)
@@ -133,7 +133,7 @@ def test_settings_have_names() -> None:
         assert check(hip.hipGetDeviceProperties(0)).multiProcessorCount == 3
 
 
-def test_the_emulator_is_active_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulator_is_active_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARK_ROCM_DEVICE", raising=False)
     assert activate() is None
 

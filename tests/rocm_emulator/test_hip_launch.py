@@ -186,7 +186,7 @@ def _wait_until(condition, seconds: float = 60.0) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
-def test_the_host_feeds_a_persistent_kernel(arch: str) -> None:
+def test_host_feeds_a_persistent_kernel(arch: str) -> None:
     n, blocks = 300, 3
     x = np.arange(n, dtype=np.int32)
     with emulated(arch, external_wait_ms=20000), Buffers() as buffers:
@@ -210,7 +210,7 @@ def test_the_host_feeds_a_persistent_kernel(arch: str) -> None:
         np.testing.assert_array_equal(download(there, x.shape, x.dtype), expected)
 
 
-def test_a_starved_persistent_kernel_is_reported() -> None:
+def test_starved_persistent_kernel_is_reported() -> None:
     with emulated("gfx942", external_wait_ms=300, report=0), Buffers() as buffers:
         there, flags = buffers.upload(np.zeros(64, np.int32)), Mapped((64,), np.uint32)
         arguments = Arguments(

@@ -215,7 +215,7 @@ def _count_and_allocate() -> None:
         assert (download(buffers.upload(data), (10,), np.int32) == data).all()
 
 
-def test_a_forked_child_starts_over() -> None:
+def test_forked_child_starts_over() -> None:
     with emulated("gfx942", 2), Buffers() as buffers:
         buffers.upload(np.zeros(4, np.int32))
         child = multiprocessing.get_context("fork").Process(target=_count_and_allocate)

@@ -148,7 +148,7 @@ def test_launches_of_invalid_shapes_are_errors(name: str) -> None:
     assert failures() == []
 
 
-def test_a_grid_that_cannot_be_kept_in_memory() -> None:
+def test_grid_that_cannot_be_kept_in_memory() -> None:
     """A grid of 2^30 workgroups is refused with an error: workgroups may wait for each other, so
     all must be resident, and the host lacks the memory for them.
     """

@@ -78,7 +78,7 @@ def _try(data: bytes) -> str:
         return "refused"
 
 
-def test_the_intact_object_runs() -> None:
+def test_intact_object_runs() -> None:
     assert _try(intact()) == "none"
 
 

@@ -170,7 +170,7 @@ def test_dot_products_flush_denormals_on_mi200(arch: str, kept: float) -> None:
     assert got == [kept, kept, 0.0 if arch == "gfx90a" else 2.0**-149, 1.0]
 
 
-def test_a_loop_that_counts_in_private_memory_is_no_deadlock() -> None:
+def test_loop_that_counts_in_private_memory_is_no_deadlock() -> None:
     got = suite("gfx1100").run("count_in_private_memory", [_lanes("gfx1100")])
     assert (got[0] == 20000).all()
 

@@ -152,7 +152,7 @@ def test_clamp_saturates_the_sum() -> None:
     assert np.all(d.view(np.int32) < 0)
 
 
-def test_a_constant_addend() -> None:
+def test_constant_addend() -> None:
     a, b, _ = floats(np.float16, 3)
     words = [*pack_lines(bits16(a), 16), *pack_lines(bits16(b.T), 16)]
     d = collect(SUITE.run("constant", words)).view(np.float32)

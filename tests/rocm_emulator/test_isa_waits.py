@@ -81,7 +81,7 @@ def test_correct_waits_raise_no_alarm(arch: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("arch", "name"), WRONG)
-def test_a_missing_wait_is_reported(arch: str, name: str) -> None:
+def test_missing_wait_is_reported(arch: str, name: str) -> None:
     with pytest.raises(AssertionError, match="missing wait"):
         run(arch, name, checks=True)
     run(arch, name, checks=False)

@@ -47,7 +47,7 @@ def test_kernel(name: str, arch: str, optimisation: str, seeds: tuple[int, ...])
             run_case(CASES[name], arch, (optimisation,), seed)
 
 
-def test_the_suite_has_all_its_kernels() -> None:
+def test_suite_has_all_its_kernels() -> None:
     assert len(CASES) >= 40
     for arch in kernel_cases.ALL:
         assert sum(arch in case.archs for case in CASES.values()) >= 40

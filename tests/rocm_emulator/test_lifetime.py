@@ -85,7 +85,7 @@ STEP_TICKS = 5  # kStepTicks in core/grid.h
 
 
 @pytest.mark.parametrize("checks", [False, True])
-def test_a_kernels_clock_counts_steps(checks: bool) -> None:
+def test_kernels_clock_counts_steps(checks: bool) -> None:
     """A kernel's clock counts the emulator's steps, not time. So a time limit allows the same
     number of steps with all checks.
     """

@@ -165,7 +165,7 @@ def test_barriers_passed_with_stores_in_flight_are_found_when_asked() -> None:
         ("gfx1100", "agent_ring", r"s_waitcnt_vscnt null, 0x0", "release-wait"),
     ],
 )
-def test_a_removed_cache_operation_is_found(arch: str, kernel: str, line: str, rule: str) -> None:
+def test_removed_cache_operation_is_found(arch: str, kernel: str, line: str, rule: str) -> None:
     only = Expectations(kernels=(kernel,))
     text = assembly(HAND_OVER, arch)
     assert rules(text, arch, only) == set()
@@ -183,7 +183,7 @@ def test_publications_in_called_functions_are_checked() -> None:
     assert rules(alone, "gfx942", only) == set()
 
 
-def test_a_narrower_scope_is_found() -> None:
+def test_narrower_scope_is_found() -> None:
     text = assembly(HAND_OVER, "gfx942")
     only = Expectations(kernels=("system_ring",))
     weaker = text.replace("buffer_wbl2 sc0 sc1", "buffer_wbl2 sc1")
@@ -197,7 +197,7 @@ def test_a_narrower_scope_is_found() -> None:
 
 
 @pytest.mark.parametrize("arch", ("gfx90a", "gfx942", "gfx950"))
-def test_a_dropped_wait_after_the_write_back_is_found(arch: str) -> None:
+def test_dropped_wait_after_the_write_back_is_found(arch: str) -> None:
     """The lint reports a write-back that no wait follows, which clang 22 emits for a release store
     if the wave has no access in flight. It does not report it if the workgroup has stored nothing.
     """
@@ -219,7 +219,7 @@ def test_a_dropped_wait_after_the_write_back_is_found(arch: str) -> None:
         assert dropped != waited and rules(dropped, arch) == findings
 
 
-def test_an_invalidate_before_the_flag_has_arrived_does_not_count() -> None:
+def test_invalidate_before_the_flag_has_arrived_does_not_count() -> None:
     text = assembly(HAND_OVER, "gfx942")
     early = re.sub(
         r"\ts_waitcnt vmcnt\(0\)\n(\tbuffer_inv sc0 sc1\n)", r"\1\ts_waitcnt vmcnt(0)\n", text
@@ -228,7 +228,7 @@ def test_an_invalidate_before_the_flag_has_arrived_does_not_count() -> None:
     assert "acquire-invalidate" in rules(early, "gfx942", Expectations(kernels=("system_ring",)))
 
 
-def test_a_spin_loop_without_markers_is_checked_by_later_reads() -> None:
+def test_spin_loop_without_markers_is_checked_by_later_reads() -> None:
     text = without(assembly(HAND_OVER, "gfx942"), r"; ark\.\w+ \w+")
     assert rules(text, "gfx942") == set()
     stale = without(text, r"buffer_inv sc0 sc1")
@@ -237,7 +237,7 @@ def test_a_spin_loop_without_markers_is_checked_by_later_reads() -> None:
     assert rules(stale, "gfx942", marked) == {"marker"}
 
 
-def test_a_barrier_with_lds_stores_in_flight_is_found() -> None:
+def test_barrier_with_lds_stores_in_flight_is_found() -> None:
     text = assembly(HAND_OVER, "gfx942")
     racy = re.sub(r"(ds_write_b32 .*\n)\ts_waitcnt lgkmcnt\(0\)\n(\ts_barrier)", r"\1\2", text)
     assert racy != text
@@ -314,7 +314,7 @@ outer:
     assert len(innermost_loops(function.blocks)) == 1
 
 
-def test_a_disassembly_is_read_with_labels() -> None:
+def test_disassembly_is_read_with_labels() -> None:
     listing = (
         "001900: bf800000  s_nop 0\n001904: be8000ff 00000001  s_mov_b32 s0, 0x1\n"
         "00190c: bf8cffff  s_cbranch_scc1 65533\n001910: bf880001  s_cbranch_execz 1\n"
@@ -331,7 +331,7 @@ def test_a_disassembly_is_read_with_labels() -> None:
 
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("name", ("sync", "scan", "histogram", "gemm"))
-def test_the_kernel_suite_is_clean(name: str, arch: str) -> None:
+def test_kernel_suite_is_clean(name: str, arch: str) -> None:
     """The lint's only finding in the kernel suite is the wait that clang 22 omits after a
     write-back, which is a fault of that code.
     """

@@ -154,7 +154,7 @@ def run_compiled(assembly: str, arch: str, kernel: str) -> str:
 
 @pytest.mark.parametrize("arch", CDNA)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_wait_states_of_clang_are_minimal(kernel: str, arch: str) -> None:
+def test_wait_states_of_clang_are_minimal(kernel: str, arch: str) -> None:
     assembly, _ = to_assembly(SOURCE, arch, ("-O3",))
     assert run_compiled(assembly, arch, kernel) == ""
     begin = assembly.index(f"\n{kernel}:")

@@ -24,12 +24,12 @@ SOUND = [(name, arch) for name in PROGRAMS for arch in ALL]
 
 
 @pytest.mark.parametrize(("name", "arch"), few(14, SOUND))
-def test_the_lint_reports_no_correct_program(name: str, arch: str) -> None:
+def test_lint_reports_no_correct_program(name: str, arch: str) -> None:
     assert linted(PROGRAMS[name], arch) == []
 
 
 @pytest.mark.parametrize("name", ["chain", "dekker", "peterson"])
-def test_a_release_without_own_stores_is_not_reported(name: str) -> None:
+def test_release_without_own_stores_is_not_reported(name: str) -> None:
     """The lint does not report a release by a workgroup that has stored nothing, because there is
     nothing to write back.
     """
@@ -53,7 +53,7 @@ def test_defects_are_found(defect: Defect, arch: str) -> None:
         assert reports(code, arch, program, CHECK_SEEDS, STALE_SEEDS), "nothing was reported"
 
 
-def test_the_table_is_large_enough() -> None:
+def test_table_is_large_enough() -> None:
     assert len(PROGRAMS) >= 40
     for arch in ALL:
         assert len([d for d in DEFECTS if arch in d.archs and arch not in d.sound]) >= 60

@@ -66,7 +66,7 @@ def test_packets_run_in_order_and_polls_wait() -> None:
         queue.destroy()
 
 
-def test_the_ring_wraps() -> None:
+def test_ring_wraps() -> None:
     with emulated("gfx942"), Buffers() as buffers:
         counter = buffers.upload(np.zeros(1, np.uint64), UNCACHED_FLAG)
         queue = SdmaQueue.create(ring_bytes=4096)
@@ -116,7 +116,7 @@ def test_kernels_of_two_devices_ring_their_own_engines(arch: str, seed: int) -> 
         _wait_for(lambda: [queue.executed for queue in queues] == [2 * rounds] * 2)
 
 
-def test_the_doorbell_comes_last() -> None:
+def test_doorbell_comes_last() -> None:
     with emulated("gfx942", report=0):
         queue = SdmaQueue.create()
         launch(_function("doorbell_first", "gfx942"), 1, 64, Arguments(_queue_argument(queue)))

@@ -62,7 +62,7 @@ WRONG = ("swap", "-O0", "gfx1100")
 
 
 @pytest.mark.parametrize(("kernel", "level", "arch"), [c for c in CASES if c != WRONG])
-def test_a_small_kernel(kernel: str, level: str, arch: str) -> None:
+def test_small_kernel(kernel: str, level: str, arch: str) -> None:
     check(arch, level, kernel)
 
 

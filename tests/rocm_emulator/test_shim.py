@@ -137,7 +137,7 @@ def test_synchronisation_kernels_compile() -> None:
 
 
 @pytest.mark.parametrize("name", ("sync", "scan", "histogram", "sdma"))
-def test_the_kernel_suite_compiles(name: str) -> None:
+def test_kernel_suite_compiles(name: str) -> None:
     """The kernel suite's files with synchronisation between blocks compile unmodified."""
     source = (Path(__file__).parent / "kernels" / f"{name}.hip").read_text()
     kernels = re.findall(r"^KERNEL (\w+)\(", source, re.MULTILINE)
@@ -145,7 +145,7 @@ def test_the_kernel_suite_compiles(name: str) -> None:
     assert kernels and all(f".entry {kernel}(" in ptx for kernel in kernels)
 
 
-def test_a_refused_source_says_where() -> None:
+def test_refused_source_says_where() -> None:
     with pytest.raises(CompileError, match=r"kernel\.hip\(2\).*no_such_name"):
         compile_ptx("\n__device__ int x = no_such_name;\n")
 

@@ -68,13 +68,13 @@ def ordering(statement: str) -> list[str]:
         ("out[0] = ark_packet_load(w, false);", ["ld.relaxed.gpu"]),
     ],
 )
-def test_the_preludes_orders_and_scopes_arrive(statement: str, wanted: list[str]) -> None:
+def test_preludes_orders_and_scopes_arrive(statement: str, wanted: list[str]) -> None:
     got = ordering(statement)
     allowed = [fences(word) if word.startswith("fence") else {word} for word in wanted]
     assert len(got) == len(wanted) and all(map(set.__contains__, allowed, got)), got
 
 
-def test_the_doctors_kernel_compiles() -> None:
+def test_doctors_kernel_compiles() -> None:
     backend = ShimBackend()
     text, threads = doctor(backend)
     assert "__hip_atomic_fetch_add(g, v" in text.text  # the ROCm prelude's own words
@@ -83,7 +83,7 @@ def test_the_doctors_kernel_compiles() -> None:
         assert binary.data and " 0 bytes spill stores" in binary.log
 
 
-def test_the_doctor_passes_on_a_gpu() -> None:
+def test_doctor_passes_on_a_gpu() -> None:
     probed = ShimBackend().probe()
     if not probed.devices:
         if "cuda" in os.environ.get("ARK_REQUIRE", ""):

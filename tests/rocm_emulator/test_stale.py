@@ -65,18 +65,18 @@ def gives_wrong_values(defect: planted.Defect, seed: int) -> bool:
 @pytest.mark.parametrize(
     "defect", [pytest.param(d, id=f"{d.kernel}-{d.description}".replace(" ", "_")) for d in DEFECTS]
 )
-def test_a_defect_gives_wrong_values(defect: planted.Defect) -> None:
+def test_defect_gives_wrong_values(defect: planted.Defect) -> None:
     assert any(gives_wrong_values(defect, seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_sound_exchange_between_devices(arch: str) -> None:
+def test_sound_exchange_between_devices(arch: str) -> None:
     for seed in range(3):
         with emulated(arch, 2, seed=seed, **OPTIONS):
             exchange_between_devices(code_object("sync.hip", arch, ("-O3",)))
 
 
-def test_a_scope_that_ends_at_the_device_is_not_seen_by_another() -> None:
+def test_scope_that_ends_at_the_device_is_not_seen_by_another() -> None:
     """A signal to another device, stored with the scope of the storing device only, stays in that
     device's caches, so the other device waits without end.
     """
@@ -100,7 +100,7 @@ RUNS = [(arch, seed) for seed in range(3) for arch in ALL] if SWEEP else [("gfx9
 
 
 @pytest.mark.parametrize(("arch", "seed"), RUNS)
-def test_a_model_gives_the_tokens_of_the_cpu(arch: str, seed: int, tmp_path: Path) -> None:
+def test_model_gives_the_tokens_of_the_cpu(arch: str, seed: int, tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model")
     with emulated(arch, seed=seed, stale=1, report=0):
         ours = tokens(directory, "rocm", 12)

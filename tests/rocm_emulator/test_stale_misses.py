@@ -128,7 +128,7 @@ def test_stores_of_other_waves_must_arrive_before_the_barrier(arch: str) -> None
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_a_flag_of_workgroup_scope_does_not_leave_its_chiplet(arch: str) -> None:
+def test_flag_of_workgroup_scope_does_not_leave_its_chiplet(arch: str) -> None:
     assert not hands_over(arch, "hand_over_group_scope", 1)
 
 
@@ -148,6 +148,6 @@ def signals(arch: str, kind: str, seed: int) -> bool:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_flag_in_coarse_memory_of_a_peer_is_not_seen(arch: str) -> None:
+def test_flag_in_coarse_memory_of_a_peer_is_not_seen(arch: str) -> None:
     assert all(signals(arch, "uncached", seed) for seed in SEEDS)
     assert not all(signals(arch, "device", seed) for seed in SEEDS)

@@ -128,7 +128,7 @@ def test_data_in_the_memory_side_cache_is_read_from_memory_once(
     assert nbytes <= sum(int(row.split()[1]) for row in rows) < 1.01 * nbytes
 
 
-def test_a_hand_over_takes_the_measured_time() -> None:
+def test_hand_over_takes_the_measured_time() -> None:
     """Published figures: a signal from one compute unit to another takes 642 ns within a die and
     742 ns between dies.
     """
@@ -136,7 +136,7 @@ def test_a_hand_over_takes_the_measured_time() -> None:
     assert 600 < near < 680 and 700 < far < 780, (near, far)
 
 
-def test_the_recorded_predictions_are_the_models() -> None:
+def test_recorded_predictions_are_the_models() -> None:
     """The predictions in docs/reference/timing-errors.md equal the predictions of the current
     model.
     """
@@ -145,7 +145,7 @@ def test_the_recorded_predictions_are_the_models() -> None:
     assert recorded["barrier"] == pytest.approx(microbenchmarks.barrier(), rel=0.01)
 
 
-def test_a_device_barrier_takes_the_measured_time() -> None:
+def test_device_barrier_takes_the_measured_time() -> None:
     """Published figures: a barrier takes 3.3 to 8.6 us. The lower figure is for barriers that
     gather within each die first.
     """
@@ -164,7 +164,7 @@ def reading(code: bytes, blocks: int, naps: int, first: int, apart: int, count: 
         return float(download(ticks, (1,), np.uint32)[0]) / 100
 
 
-def test_a_prediction_is_the_same_wherever_memory_lies() -> None:
+def test_prediction_is_the_same_wherever_memory_lies() -> None:
     """A prediction does not depend on the addresses that the system gives. The data almost fill the
     dies' caches, so cache sets decide which lines are read again; the sets depend on the emulator's
     seed only.
@@ -186,7 +186,7 @@ def test_a_prediction_is_the_same_wherever_memory_lies() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_predicted_to_the_digit() -> None:
+def test_model_is_predicted_to_the_digit() -> None:
     """The predicted time of a one-layer decoder of 54 MB is exactly equal in two processes, to
     which the system gives different addresses.
     """
@@ -232,7 +232,7 @@ def test_unissued_accesses_of_a_unit_delay_no_other_unit(code: bytes) -> None:
     assert 0.1 < taken < 1.5, taken
 
 
-def test_a_line_in_flight_arrives_no_sooner_for_another_die(code: bytes) -> None:
+def test_line_in_flight_arrives_no_sooner_for_another_die(code: bytes) -> None:
     """If one die has requested 63 MB, and another die then reads the line that was requested last,
     it waits until that line arrives from memory: memory delivers 33 MB within the 8 us in which the
     lines are requested.
@@ -242,7 +242,7 @@ def test_a_line_in_flight_arrives_no_sooner_for_another_die(code: bytes) -> None
     assert taken > 3, taken
 
 
-def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
+def test_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
     """A wave has at most 63 accesses in flight, so 256 lines take more than four memory latencies
     (2.3 us). All at once they would take 1.3 us.
     """
@@ -253,7 +253,7 @@ def test_a_wave_has_no_more_than_63_accesses_under_way(code: bytes) -> None:
     assert 1.8 < taken < 3, taken
 
 
-def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
+def test_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
     """A wave has at most 15 scalar loads in flight, so 40 lines take three memory latencies after
     the first line.
     """
@@ -265,7 +265,7 @@ def test_a_wave_has_no_more_than_15_scalar_loads_under_way(code: bytes) -> None:
 
 
 @pytest.mark.parametrize("scalar", [0, 1])
-def test_a_line_in_flight_arrives_no_sooner_for_another_wave(code: bytes, scalar: int) -> None:
+def test_line_in_flight_arrives_no_sooner_for_another_wave(code: bytes, scalar: int) -> None:
     """A second wave that requests a line which is in flight gets it when it arrives, not earlier,
     although the cache has already allocated it.
     """

@@ -72,7 +72,7 @@ def test_load(server: Running, engine: CountingEngine, chat: bool) -> None:
     assert whole.tokens_per_s == pytest.approx(79 / whole.seconds)
 
 
-def test_the_command(
+def test_command(
     engine: CountingEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with running(engine, noah_model(128), Options(keys=("key",))) as server:
@@ -88,7 +88,7 @@ def test_the_command(
         assert "401" in capsys.readouterr().err
 
 
-def test_the_chart_of_two_rates(
+def test_chart_of_two_rates(
     server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The SVG is XML, has a point for each percentile, and the longest time is highest."""
@@ -105,7 +105,7 @@ def test_the_chart_of_two_rates(
     assert {"50/s", "inf/s"} <= set(texts)
 
 
-def test_a_directory_and_a_url_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_and_a_url_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", str(NOAH), "--url", "http://127.0.0.1:9"]) == 2
     assert "give one of them" in " ".join(capsys.readouterr().err.split())
 
@@ -146,7 +146,7 @@ def test_servers_start_before_they_are_measured(
 
 @slow
 @pytest.mark.timeout(300)
-def test_the_shipped_checkpoint(tmp_path: Path) -> None:
+def test_shipped_checkpoint(tmp_path: Path) -> None:
     out = str(tmp_path / "out.json")
     words = ["bench", "serve", str(NOAH), "--backend", "cpu", "--requests", "3", "--tokens", "4"]
     assert main([*words, "--ignore-eos", "--json", out]) == 0
@@ -156,7 +156,7 @@ def test_the_shipped_checkpoint(tmp_path: Path) -> None:
     assert first.figure == "serve/noah-rate-inf-first-p50" and first.detail["failed"] == 0
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--url", "http://127.0.0.1:9"]) == 2
     assert "does not answer" in capsys.readouterr().err
     with pytest.raises(BaseError, match="URL"):

@@ -162,7 +162,7 @@ def test_prompts_are_those_of_transformers(scripted: ScriptedEngine, server: Run
     assert list(scripted.submitted[-1].prompt) == ids
 
 
-def test_an_answer_may_be_sent_back(scripted: ScriptedEngine, server: Running) -> None:
+def test_answer_may_be_sent_back(scripted: ScriptedEngine, server: Running) -> None:
     scripted.script = Tokenizer.open(NOAH).encode(written("hermes", BERN), framed=False)
     with client_of(server) as client:
         message = client.chat.completions.create(**ASKED).choices[0].message
@@ -243,6 +243,6 @@ def test_refusals(server: Running, fields: dict[str, Any], param: str) -> None:
         ("{{ tools }}", None),
     ],
 )
-def test_the_template_shows_the_form(text: str, name: str | None) -> None:
+def test_template_shows_the_form(text: str, name: str | None) -> None:
     form = format_of(ChatTemplates("", {"default": text}, {}))
     assert (form and form.name) == name

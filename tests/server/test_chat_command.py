@@ -47,7 +47,7 @@ def ask(*lines: str) -> Callable[[str], str]:
     return read
 
 
-def test_a_conversation_is_rendered_whole_each_time(engine: CountingEngine) -> None:
+def test_conversation_is_rendered_whole_each_time(engine: CountingEngine) -> None:
     pieces: list[str] = []
     talk = talk_with(engine, pieces.append, max_tokens=3, temperature=0)
     talk.system = "Be brief."
@@ -63,7 +63,7 @@ def test_a_conversation_is_rendered_whole_each_time(engine: CountingEngine) -> N
     assert decode(engine.submitted[2].prompt) == "system: New\nuser: Three\nassistant:"
 
 
-def test_an_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine) -> None:
+def test_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine) -> None:
     pieces: list[str] = []
 
     def say(text: str) -> None:
@@ -81,7 +81,7 @@ def test_an_interrupt_stops_the_answer_and_keeps_its_part(engine: CountingEngine
     assert talk.answer("Two") == "length" or len(talk.messages) == 4
 
 
-def test_a_message_that_does_not_fit_is_forgotten(engine: CountingEngine) -> None:
+def test_message_that_does_not_fit_is_forgotten(engine: CountingEngine) -> None:
     from ark.serving.types import Request
 
     def submit(request: Request, on_event: Any) -> None:
@@ -114,7 +114,7 @@ def test_lines_ending_in_a_backslash_continue() -> None:
     assert message(ask("a\\", "b\\", "c", "d")) == "a\nb\nc"
 
 
-def test_the_command_answers_as_transformers_does(
+def test_command_answers_as_transformers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import io
@@ -145,7 +145,7 @@ def test_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has no chat template" in capsys.readouterr().err
 
 
-def test_the_verdict_on_memory() -> None:
+def test_verdict_on_memory() -> None:
     checkpoint = Checkpoint.open(NOAH)
     # The model has 3,771,648 parameters of 2 bytes. A position takes the keys and values of 6
     # layers, each with 2 heads of 32 elements of 2 bytes; a page has 16 positions. The buffers of
@@ -161,7 +161,7 @@ def test_the_verdict_on_memory() -> None:
             choose_pages(checkpoint, room, context, 2, 0.5, asked)
 
 
-def test_a_full_context_is_reported(
+def test_full_context_is_reported(
     engine: CountingEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine.context = 64
@@ -178,7 +178,7 @@ def test_a_full_context_is_reported(
 
 
 @pytest.mark.parametrize("words", [["--api-key", ""], []])
-def test_an_empty_api_key_is_refused(
+def test_empty_api_key_is_refused(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ARK_API_KEY", "")

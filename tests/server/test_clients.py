@@ -253,7 +253,7 @@ def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["small"]
 
 
-def test_a_stream_that_is_closed_frees_its_slots(server: Running, client: openai.OpenAI) -> None:
+def test_stream_that_is_closed_frees_its_slots(server: Running, client: openai.OpenAI) -> None:
     engine, choices = server.service.engine, 100
     before = engine.stats().generated_tokens
     stream = client.completions.create(

@@ -137,7 +137,7 @@ def test_invalid_utf8(server: Running) -> None:
     assert status == 400 and is_error(answer) and "UTF-8" in answer["error"]["message"]
 
 
-def test_a_prompt_of_ten_megabytes(server: Running) -> None:
+def test_prompt_of_ten_megabytes(server: Running) -> None:
     status, answer = _whole(server, body(prompt="king " * 2_000_000))
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -148,7 +148,7 @@ def test_more_prompts_than_may_wait(server: Running) -> None:
     assert status == 400 and "1000000 choices" in answer["error"]["message"]
 
 
-def test_a_body_beyond_the_limit(engine: CountingEngine) -> None:
+def test_body_beyond_the_limit(engine: CountingEngine) -> None:
     options = Options(limits=Limits(body_bytes=1000))
     with running(engine, noah_model(128), options) as server:
         assert _whole(server, body(prompt="k" * 1000))[0] == 413
@@ -187,7 +187,7 @@ def test_half_a_request_is_cut_off(server: Running, monkeypatch: pytest.MonkeyPa
         assert silent.ended() and half.ended() and second.ended()
 
 
-def test_a_missing_body_times_out(engine: CountingEngine) -> None:
+def test_missing_body_times_out(engine: CountingEngine) -> None:
     options = Options(limits=Limits(body_s=0.2))
     with running(engine, noah_model(128), options) as server, Raw(server.port) as client:
         client.send(request(body())[:-5])
@@ -195,7 +195,7 @@ def test_a_missing_body_times_out(engine: CountingEngine) -> None:
     assert status == 408 and is_error(answer)
 
 
-def test_the_rest_of_a_refused_body_is_cut_off(
+def test_rest_of_a_refused_body_is_cut_off(
     server: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that goes on to send, slowly, the body of a request that was refused."""
@@ -211,7 +211,7 @@ def test_the_rest_of_a_refused_body_is_cut_off(
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_client_that_leaves_frees_its_slots(
+def test_client_that_leaves_frees_its_slots(
     server: Running, engine: CountingEngine, stream: bool, how: str
 ) -> None:
     engine.step_s = 0.02
@@ -229,7 +229,7 @@ def test_a_client_that_leaves_frees_its_slots(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_slot_is_free_an_iteration_after_its_client_has_left(
+def test_slot_is_free_an_iteration_after_its_client_has_left(
     tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the server has noticed that a client has left, the running iteration is completed, and
@@ -265,7 +265,7 @@ def test_a_slot_is_free_an_iteration_after_its_client_has_left(
         assert any(leaves() for _ in range(20)), "the device was faster than the server"
 
 
-def test_a_client_that_does_not_read_is_cut_off(
+def test_client_that_does_not_read_is_cut_off(
     engine: CountingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "WRITE_S", 0.3)

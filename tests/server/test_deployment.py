@@ -21,7 +21,7 @@ def parsed(words: list[str]) -> argparse.Namespace:
     return build_parser(words[1:]).parse_args(words[1:])
 
 
-def test_the_unit() -> None:
+def test_unit() -> None:
     text = (FOLDER / "ark.service").read_text()
     settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
     args = parsed(settings["ExecStart"].split())
@@ -31,7 +31,7 @@ def test_the_unit() -> None:
     assert args.api_key == [] and "EnvironmentFile" in settings
 
 
-def test_the_manifest_follows_the_schemas_of_kubernetes() -> None:
+def test_manifest_follows_the_schemas_of_kubernetes() -> None:
     validator = pytest.importorskip("kubernetes_validate")
     documents = list(yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text()))
     for document in documents:
@@ -43,7 +43,7 @@ def test_the_manifest_follows_the_schemas_of_kubernetes() -> None:
         validator.validate(documents[0], validator.latest_version(), strict=True)
 
 
-def test_the_manifest(server: Running) -> None:
+def test_manifest(server: Running) -> None:
     deployment, service = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]

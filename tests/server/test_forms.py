@@ -99,7 +99,7 @@ def test_vllms_fields(client: openai.OpenAI, fields: dict[str, Any], pattern: st
         assert re.fullmatch(pattern, choice.text) and choice.finish_reason == "stop"
 
 
-def test_a_required_tool(client: openai.OpenAI) -> None:
+def test_required_tool(client: openai.OpenAI) -> None:
     def calls(**asked: Any) -> list[Any]:
         answer = client.chat.completions.create(messages=USER, tools=TOOLS, **RANDOM, **asked)
         (choice,) = answer.choices

@@ -66,7 +66,7 @@ def test_names_are_downloaded_once(tmp_path: Path) -> None:
     assert (given.returncode, given.stdout) == (0, wanted.stdout), given.stderr
 
 
-def test_a_server_of_a_name(tmp_path: Path) -> None:
+def test_server_of_a_name(tmp_path: Path) -> None:
     """`ark serve NAME` downloads the checkpoint and serves it under the name; a second start with
     the same cache needs no hub.
     """

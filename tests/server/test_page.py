@@ -23,7 +23,7 @@ BROWSER_PROGRAM = next(filter(None, map(shutil.which, BROWSER_NAMES)), None)
 PHONE_WIDTH_PX = 390
 
 
-def test_the_page_needs_nothing_else(server: Running) -> None:
+def test_page_needs_nothing_else(server: Running) -> None:
     answer = httpx.get(server.url)
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     assert not re.search(r"(https?:)?//[a-z]", answer.text.split("<script>")[0])
@@ -143,7 +143,7 @@ def show_iterations(browser: Browser) -> None:
 
 @slow
 @pytest.mark.skipif(BROWSER_PROGRAM is None, reason="no Chromium on this machine")
-def test_a_chat_by_keyboard_on_a_phone(
+def test_chat_by_keyboard_on_a_phone(
     server: Running, engine: CountingEngine, tmp_path: Any
 ) -> None:
     engine.step_s = 0.01

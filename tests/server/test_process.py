@@ -90,7 +90,7 @@ def test_sigterm_while_it_works(served: Process) -> None:
 
 
 @pytest.mark.parametrize("more", ["", NEVER_RELEASED], ids=["released", "never released"])
-def test_a_failed_engine_ends_the_process(directory: Path, more: str) -> None:
+def test_failed_engine_ends_the_process(directory: Path, more: str) -> None:
     """If the engine fails, running and waiting requests get an error object, and the process ends
     with code 2 and one paragraph, also if its device is never released.
     """
@@ -139,7 +139,7 @@ def test_a_failed_engine_ends_the_process(directory: Path, more: str) -> None:
             httpx.get(f"{served.url}/health")
 
 
-def test_a_port_in_use_is_an_error_before_anything_is_loaded(directory: Path) -> None:
+def test_port_in_use_is_an_error_before_anything_is_loaded(directory: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         words = [sys.executable, "-m", "ark", "serve", str(directory), "--port", port]

@@ -82,7 +82,7 @@ def test_two_ranks_share_a_model(directory: Path) -> None:
 
 @slow
 @pytest.mark.timeout(600)
-def test_a_rank_that_dies_ends_the_server(directory: Path) -> None:
+def test_rank_that_dies_ends_the_server(directory: Path) -> None:
     with Process(directory, *OPTIONS) as served:
         children = Path(f"/proc/{served.process.pid}/task/{served.process.pid}/children")
         ranks = [int(pid) for pid in children.read_text().split()]

@@ -150,7 +150,7 @@ def replica_of(cluster: Cluster, prompt: str) -> int:
 @slow
 @pytest.mark.timeout(900)
 @needs_ray
-def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) -> None:
+def test_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) -> None:
     assert httpx.get(f"{cluster.url}/v1/models").json()["data"][0]["id"] == "small"
     refused = httpx.post(f"{cluster.url}/v1/completions", json={"prompt": "a", "n": 0})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "n"
@@ -197,14 +197,14 @@ def test_a_killed_replica_loses_no_request_that_had_not_begun(cluster: Cluster) 
 
 
 @needs_ray
-def test_the_application_without_arguments_serves_the_shipped_model() -> None:
+def test_application_without_arguments_serves_the_shipped_model() -> None:
     example = importlib.import_module("examples.ray_serve")
     assert (Path(example.NOAH) / "config.json").is_file()
     assert example.app({})
 
 
 @needs_ray
-def test_a_ray_without_the_router_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_without_the_router_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     example = importlib.import_module("examples.ray_serve")
     monkeypatch.setitem(sys.modules, example.ROUTER_MODULE, None)
     with pytest.raises(ImportError, match=r"Ray [\d.]+ does not provide .* install 'ray"):

@@ -165,7 +165,7 @@ def test_stop_strings_seeds_and_choices(server: Running, engine: CountingEngine)
     until(lambda: engine.stats().running == 0, "the slots are free")
 
 
-def test_a_stop_token_ends_the_text_before_it(server: Running) -> None:
+def test_stop_token_ends_the_text_before_it(server: Running) -> None:
     asked = {"prompt": [2], "max_tokens": 50, "stop_token_ids": [9]}
     answer = post(server, "/v1/completions", asked).json()
     (choice,) = answer["choices"]
@@ -269,7 +269,7 @@ def test_defaults_of_the_checkpoint(engine: CountingEngine) -> None:
     assert fields == [(0.25, 9, 7), (2, 9, 3), (0.25, 0, 7)]
 
 
-def test_a_full_queue(engine: CountingEngine) -> None:
+def test_full_queue(engine: CountingEngine) -> None:
     engine.step_s = 0.01
     with running(engine, noah_model(128), Options(limits=Limits(queue=2))) as server:
         asked = {**TEXT, "stream": True, "n": 6, "max_tokens": 100}
@@ -282,7 +282,7 @@ def test_a_full_queue(engine: CountingEngine) -> None:
         assert post(server, "/v1/completions", {**TEXT, "n": 7}).status_code == 400
 
 
-def test_the_limit_of_time(engine: CountingEngine) -> None:
+def test_limit_of_time(engine: CountingEngine) -> None:
     engine.step_s = 0.05
     with running(engine, noah_model(128), Options(limits=Limits(request_s=0.3))) as server:
         answer = post(server, "/v1/completions", {**TEXT, "max_tokens": 100})
@@ -292,7 +292,7 @@ def test_the_limit_of_time(engine: CountingEngine) -> None:
         until(lambda: engine.stats().running == 0, "the slots are free")
 
 
-def test_an_engine_that_fails(server: Running, engine: CountingEngine) -> None:
+def test_engine_that_fails(server: Running, engine: CountingEngine) -> None:
     """Until a server whose engine has failed has ended, /health answers 503."""
     server.service.on_failure = lambda: None
     engine.fail = "the device reported a fault"
@@ -304,7 +304,7 @@ def test_an_engine_that_fails(server: Running, engine: CountingEngine) -> None:
     assert httpx.get(server.url + "/health").status_code == 503
 
 
-def test_a_failure_without_requests_ends_the_server(engine: CountingEngine) -> None:
+def test_failure_without_requests_ends_the_server(engine: CountingEngine) -> None:
     def fail() -> None:
         engine.on_failure("the device has gone")
 

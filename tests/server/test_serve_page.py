@@ -42,7 +42,7 @@ def asked(command: str, url: str) -> dict[str, Any]:
     return result
 
 
-def test_the_requests_of_the_page_are_answered(server: Running) -> None:
+def test_requests_of_the_page_are_answered(server: Running) -> None:
     pytest.importorskip("llguidance")
     plain, structured, models = CURLS
     assert asked(plain, server.url)["usage"]["completion_tokens"] == 32
@@ -51,7 +51,7 @@ def test_the_requests_of_the_page_are_answered(server: Running) -> None:
     assert [model["id"] for model in asked(models, server.url)["data"]] == ["noah"]
 
 
-def test_the_program_of_the_page_prints_a_text(
+def test_program_of_the_page_prints_a_text(
     server: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (program,) = python_blocks("serve.md")
@@ -61,7 +61,7 @@ def test_the_program_of_the_page_prints_a_text(
     assert len(capsys.readouterr().out.split()) > 5
 
 
-def test_the_error_of_the_page_is_the_servers(server: Running) -> None:
+def test_error_of_the_page_is_the_servers(server: Running) -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE, re.S)
     wanted = json.loads(shown)["error"]
     answer = httpx.post(

@@ -14,7 +14,7 @@ from tests.server.running import NOAH
 HEAVY = {"torch", "transformers", "onnx", "scipy", "pandas", "sklearn", "matplotlib", "cuda"}
 
 
-def test_a_server_starts_without_heavy_packages(tmp_path: Path) -> None:
+def test_server_starts_without_heavy_packages(tmp_path: Path) -> None:
     words = ["-X", "importtime", "-m", "ark", "serve", str(NOAH), "--port", "0"]
     words += ["--backend", "cpu", "--context", "64", "--slots", "1"]
     errors = tmp_path / "errors"

@@ -98,7 +98,7 @@ def test_rows_have_adapters_of_their_own(
     assert settled(engine).cached_prompt_tokens == len(expected) * 16
 
 
-def test_the_models_name_chooses_the_adapter(
+def test_models_name_chooses_the_adapter(
     engine: Engine, small: Checkpoint, adapters: dict[str, Path]
 ) -> None:
     tokenizer = Tokenizer.open(small.directory, vocab_size=320)
@@ -122,7 +122,7 @@ def test_the_models_name_chooses_the_adapter(
             client.completions.create(model="other", prompt="a")
 
 
-def test_an_unknown_adapter_is_refused(engine: Engine) -> None:
+def test_unknown_adapter_is_refused(engine: Engine) -> None:
     with pytest.raises(
         InvalidUsageError, match="'other' does not exist; this engine has attention"
     ):

@@ -58,7 +58,7 @@ def served(engine: Engine, given: Sequence[Request]) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("sampling", few(1, ["full", ""]))
-def test_a_model_that_agrees_saves_iterations(small: Checkpoint, sampling: str) -> None:
+def test_model_that_agrees_saves_iterations(small: Checkpoint, sampling: str) -> None:
     """A model that is its own draft model proposes only right drafts, for a greedy and for a
     sampled text.
     """
@@ -155,7 +155,7 @@ def test_llm_takes_a_draft_model(small: Checkpoint, other: Checkpoint) -> None:
 
 
 @slow
-def test_a_server_takes_a_draft_model() -> None:
+def test_server_takes_a_draft_model() -> None:
     """`ark serve` with a draft model: the shipped model noah drafts for itself, so all its drafts
     are right.
     """

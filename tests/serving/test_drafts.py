@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from ark.serving.drafts import LENGTHS, MAX_PAUSE_TOKENS, Drafts, right_tokens, shortened
 
 
-def test_a_periodic_text_is_continued() -> None:
+def test_periodic_text_is_continued() -> None:
     assert Drafts().propose([9, 1, 2, 3, 1, 2, 3], 5) == (1, 2, 3, 1, 2)
     assert Drafts().propose([4, 4, 4, 4], 3) == (4, 4, 4)
 
 
-def test_the_latest_and_longest_repetition_counts() -> None:
+def test_latest_and_longest_repetition_counts() -> None:
     assert Drafts().propose([1, 2, 3, 7, 0, 2, 3, 8, 1, 2, 3], 1) == (7,)
     assert Drafts().propose([5, 2, 3, 7, 6, 2, 3, 8, 1, 2, 3], 1) == (8,)
 
@@ -33,14 +33,14 @@ def test_wrong_drafts_pause() -> None:
     assert drafts.propose(text, 1)
 
 
-def test_the_longest_drafts_are_shortened_first() -> None:
+def test_longest_drafts_are_shortened_first() -> None:
     assert shortened([(1, 2, 3), (), (4,), (5, 6, 7)], 5) == [(1, 2), (), (4,), (5, 6)]
     assert shortened([(1, 2, 3), (4, 5)], 5) == [(1, 2, 3), (4, 5)]
     assert shortened([(1,), (2,)], 1) == [(1,), ()]
     assert shortened([], 0) == []
 
 
-def test_a_draft_is_right_up_to_its_first_wrong_token() -> None:
+def test_draft_is_right_up_to_its_first_wrong_token() -> None:
     assert right_tokens((1, 2, 3), (1, 2, 4)) == 2
     assert right_tokens((1, 2, 3), (1, 2)) == 2
     assert right_tokens((), (1,)) == 0
@@ -48,7 +48,7 @@ def test_a_draft_is_right_up_to_its_first_wrong_token() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 6))
-def test_a_draft_begins_as_the_text_went_on_before(text: list[int], most: int) -> None:
+def test_draft_begins_as_the_text_went_on_before(text: list[int], most: int) -> None:
     """A draft repeats how the text continued earlier, also if the text is given piece by piece."""
     drafts = Drafts()
     for end in range(1, len(text)):

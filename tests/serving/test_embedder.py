@@ -60,7 +60,7 @@ def test_embeddings_equal_transformers_last_hidden_values(tmp_path: Path, kind: 
         assert np.allclose(vector, expected / np.linalg.norm(expected), atol=1e-5)
 
 
-def test_a_decoder_stored_without_its_head(tmp_path: Path) -> None:
+def test_decoder_stored_without_its_head(tmp_path: Path) -> None:
     """Embeddings of a checkpoint without an output head, as sentence-transformers stores it, whose
     pooling does not normalise.
     """

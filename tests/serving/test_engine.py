@@ -119,7 +119,7 @@ def test_requests_are_cancelled_in_each_state(shared: Engine, small: Checkpoint)
     settled(shared)
 
 
-def test_a_known_beginning_is_not_computed_again(shared: Engine) -> None:
+def test_known_beginning_is_not_computed_again(shared: Engine) -> None:
     listener, before = Listener(), shared.stats().cached_prompt_tokens
     prompt = tuple(range(100, 140))
     for name in ("first", "second"):
@@ -141,7 +141,7 @@ def test_threads_submit_together(shared: Engine, wanted: dict[str, list[int]]) -
     assert listener.tokens == wanted
 
 
-def test_a_listener_that_raises_ends_its_request_alone(
+def test_listener_that_raises_ends_its_request_alone(
     shared: Engine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listener = Listener()
@@ -198,7 +198,7 @@ def test_requests_that_cannot_be_served_are_refused(
         shared.submit(Request("refused", prompt, SamplingParams(**sampling)), print)
 
 
-def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
+def test_id_is_served_once_at_a_time(shared: Engine) -> None:
     listener = Listener()
     shared.submit(long("twice"), listener)
     with pytest.raises(InvalidUsageError, match="'twice' is being served"):
@@ -209,7 +209,7 @@ def test_an_id_is_served_once_at_a_time(shared: Engine) -> None:
     shared.cancel("twice")
 
 
-def test_a_listener_may_submit_and_cancel(shared: Engine) -> None:
+def test_listener_may_submit_and_cancel(shared: Engine) -> None:
     """A listener, which the engine's thread calls, may submit and cancel requests."""
     listener = Listener()
 
@@ -240,7 +240,7 @@ def test_close_ends_requests(small: Checkpoint, drain: bool) -> None:
         engine.submit(long("late"), listener)
 
 
-def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
+def test_listener_may_close_the_engine(small: Checkpoint) -> None:
     """If a listener, which the engine's thread calls, closes the engine, the thread ends after the
     step.
     """
@@ -259,7 +259,7 @@ def test_a_listener_may_close_the_engine(small: Checkpoint) -> None:
     engine.close()
 
 
-def test_a_failing_device_ends_every_request(
+def test_failing_device_ends_every_request(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the kernel reads a page number outside of the pool, every request ends with the error's

@@ -115,7 +115,7 @@ def test_requests_and_cancellations_end_a_launch_after_an_iteration(
     assert early, "the device was faster than the host"
 
 
-def test_a_request_ends_in_the_iteration_of_its_cancellation(
+def test_request_ends_in_the_iteration_of_its_cancellation(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launch that begins after a request was cancelled has one iteration: a chunk of its prompt,
@@ -138,7 +138,7 @@ def test_a_request_ends_in_the_iteration_of_its_cancellation(
     assert not heard.tokens["a"] and len(heard.tokens["b"]) == 1
 
 
-def test_a_prompt_continues_after_each_chunk(
+def test_prompt_continues_after_each_chunk(
     small: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts do not depend on the iteration at which the host ends a launch."""
@@ -177,7 +177,7 @@ def test_records_of_launches(small: Checkpoint) -> None:
     assert all(0 <= part < us for us, part in times)
 
 
-def test_the_time_of_chunks_is_the_rest_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_chunks_is_the_rest_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch of three chunks and five iterations takes ten seconds, and tokens of two iterations
     are read after seven, so that an iteration takes one second.
     """
@@ -196,7 +196,7 @@ def test_the_time_of_chunks_is_the_rest_of_a_launch(monkeypatch: pytest.MonkeyPa
     assert (recorded(Done(2, 0), None), recorded(Done(0, 5), (107.0, 2))) == (8e6, 0.0)
 
 
-def test_a_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:
+def test_free_row_ends_a_launch_for_those_that_wait(small: Checkpoint) -> None:
     """A stop token that only the host checks ends a long launch and frees the only slot for a
     waiting request.
     """
@@ -243,7 +243,7 @@ def test_fewer_rows_take_a_smaller_form(small: Checkpoint) -> None:
     assert any(leaves() for _ in range(MAX_ATTEMPTS)), "the device was faster than the host"
 
 
-def test_a_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
+def test_stalled_host_does_not_stop_the_device(small: Checkpoint) -> None:
     """A host that stalls for longer than any timeout on the device does not disturb a
     long launch.
     """

@@ -167,7 +167,7 @@ def test_each_prompt_has_its_sampling_and_ids_are_taken(llm: LLM) -> None:
     assert llm.generate(ids, short)[0].outputs[0].token_ids == outputs[0].outputs[0].token_ids
 
 
-def test_the_default_is_generation_configs(folder: Path, llm: LLM, tmp_path: Path) -> None:
+def test_default_is_generation_configs(folder: Path, llm: LLM, tmp_path: Path) -> None:
     assert llm.get_default_sampling_params().greedy
     assert len(llm.generate(TEXTS[0])[0].outputs[0].token_ids) > 12
     for path in folder.iterdir():
@@ -233,7 +233,7 @@ def test_prompts_and_messages_of_other_types_are_refused(folder: Path) -> None:
             ark.LLM(model)
 
 
-def test_a_request_of_a_forked_process_is_refused(folder: Path) -> None:
+def test_request_of_a_forked_process_is_refused(folder: Path) -> None:
     with ark.LLM(folder) as llm:
         child = os.fork()
         if child == 0:
@@ -245,7 +245,7 @@ def test_a_request_of_a_forked_process_is_refused(folder: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_an_answer_cut_by_close_raises(folder: Path) -> None:
+def test_answer_cut_by_close_raises(folder: Path) -> None:
     llm = ark.LLM(folder)
     chunks = llm.stream([5, 6], ark.SamplingParams(max_tokens=None, ignore_eos=True))
     next(chunks)

@@ -55,7 +55,7 @@ class Ordered(CpuDevice):
         return super().launch(*given, **named)
 
 
-def test_an_engine_waits_for_no_copy(tmp_path: Path) -> None:
+def test_engine_waits_for_no_copy(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(make_checkpoint(tmp_path, layers=1, hidden=32, intermediate=48))
     given, listener = random_requests(8), Listener()
     chosen, _ = registry.choose("cpu")

@@ -239,7 +239,7 @@ TestSchedules.settings = settings(
 )
 
 
-def test_a_cached_prompt_computes_its_last_token_again() -> None:
+def test_cached_prompt_computes_its_last_token_again() -> None:
     """If all pages of a prompt are cached, its last token is nevertheless computed again, because
     the next token is computed from it.
     """
@@ -257,7 +257,7 @@ def test_a_cached_prompt_computes_its_last_token_again() -> None:
     assert scheduler.cached_tokens == 4
 
 
-def test_a_step_ends_where_a_request_may_stop_first() -> None:
+def test_step_ends_where_a_request_may_stop_first() -> None:
     """A step ends no later than with the first token that may be a stop token, here the fifth
     because of min_tokens.
     """
@@ -282,7 +282,7 @@ def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
     assert scheduler.cached_tokens == 3 * 8
 
 
-def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
+def test_launch_has_pages_for_all_of_its_iterations() -> None:
     """A launch has at most as many iterations as every row has pages for. Here either of two rows
     could take all free pages.
     """
@@ -294,7 +294,7 @@ def test_a_launch_has_pages_for_all_of_its_iterations() -> None:
     assert all(p.end(1) > p.computed + step.iterations for p in step.rows)
 
 
-def test_a_launch_is_ended_early_only_if_it_helps() -> None:
+def test_launch_is_ended_early_only_if_it_helps() -> None:
     """If one of four rows ends, the launch continues; it is ended early only if a request waits for
     the slot.
     """
@@ -313,7 +313,7 @@ def test_a_launch_is_ended_early_only_if_it_helps() -> None:
         assert scheduler.leaves(step)
 
 
-def test_a_row_with_a_mask_stops_alone() -> None:
+def test_row_with_a_mask_stops_alone() -> None:
     """In a launch, a row with a mask generates only the one token for which it has a mask; the
     other row continues.
     """

@@ -12,7 +12,7 @@ from tests.pages import python_blocks
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_program_of_the_page_reports_every_token(
+def test_program_of_the_page_reports_every_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "checkpoint").symlink_to(ROOT / "examples/noah")

@@ -145,7 +145,7 @@ def test_grammars_and_any_object(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, "A tile of a matmul", "lazy dog"])
-def test_a_greedy_text_equals_transformers(llm: LLM, folder: Path, prompt: str) -> None:
+def test_greedy_text_equals_transformers(llm: LLM, folder: Path, prompt: str) -> None:
     """Texts equal those of transformers' generate, restricted to tokens after which the text can
     still match the grammar.
     """
@@ -209,7 +209,7 @@ def test_forms_exclude_min_tokens_and_ignore_eos(more: dict[str, Any]) -> None:
         ark.SamplingParams(structured_outputs={"regex": "a"}, **more)
 
 
-def test_a_grammar_without_a_next_token_ends_only_its_request(llm: LLM, plain_text: str) -> None:
+def test_grammar_without_a_next_token_ends_only_its_request(llm: LLM, plain_text: str) -> None:
     letters = tuple(i for i in range(3, llm._checkpoint.config.vocab_size))
     how = ark.SamplingParams(structured_outputs={"regex": "a{3}"}, suppress_tokens=letters)
     with pytest.raises(ark.InvalidUsageError, match="no token is left"):
@@ -242,7 +242,7 @@ class Late:
 
 
 @pytest.mark.parametrize("chunk", [0, 16])
-def test_a_late_mask_delays_only_its_request(folder: Path, chunk: int) -> None:
+def test_late_mask_delays_only_its_request(folder: Path, chunk: int) -> None:
     checkpoint = Checkpoint.open(folder)
     ready, listener = threading.Event(), Listener()
     plain = ark.SamplingParams(temperature=0.0, max_tokens=20)
@@ -270,7 +270,7 @@ def test_a_late_mask_delays_only_its_request(folder: Path, chunk: int) -> None:
     assert "no mask" in listener.errors["failing"]
 
 
-def test_a_grammar_needs_its_structured_output_field(folder: Path) -> None:
+def test_grammar_needs_its_structured_output_field(folder: Path) -> None:
     formed = ark.SamplingParams(structured_outputs={"regex": "."})
     with Engine.open(folder, "cpu", slots=1, context=64) as engine:
         with pytest.raises(ark.InvalidUsageError, match="needs a grammar"):

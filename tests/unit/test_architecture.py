@@ -64,7 +64,7 @@ def test_attributes_of_nodes_are_read_by_name() -> None:
     assert not by_key_in
 
 
-def test_the_core_imports_neither_synthesis_nor_emulator() -> None:
+def test_core_imports_neither_synthesis_nor_emulator() -> None:
     """Planning and running a model import neither the synthesis of collectives nor the emulator,
     until these are used.
     """
@@ -81,7 +81,7 @@ def test_the_core_imports_neither_synthesis_nor_emulator() -> None:
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def test_the_device_abi_page_names_all_used_functions() -> None:
+def test_device_abi_page_names_all_used_functions() -> None:
     def names(*texts: str) -> set[str]:
         return {n for text in texts for n in re.findall(r"\b(?:ark|ARK)_\w+", text)}
 
@@ -169,7 +169,7 @@ def test_no_file_imports_from_a_test_file() -> None:
     assert not {name: modules for name, modules in imported.items() if modules}
 
 
-def test_a_unit_test_is_in_the_folder_of_its_module() -> None:
+def test_unit_test_is_in_the_folder_of_its_module() -> None:
     """tests/unit/x/test_y.py tests ark/x/y.py, or its name is not the name of any module."""
     rooms: dict[str, set[Path]] = {}
     for path in (ROOT / "ark").rglob("*.py"):
@@ -219,7 +219,7 @@ def _numbers(tree: ast.AST) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("path", PLANNER, ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
+def test_planner_holds_no_machines_numbers(path: Path) -> None:
     """The planner's source contains no numbers of a machine: sizes in bytes, amounts of work and
     times are in Machine.costs, pairs of rows and columns in its tiles.
     """
@@ -234,7 +234,7 @@ def test_the_planner_holds_no_machines_numbers(path: Path) -> None:
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
-def test_a_vendors_bodies_are_listed_once_and_beside_their_device_code(vendor: str) -> None:
+def test_vendors_bodies_are_listed_once_and_beside_their_device_code(vendor: str) -> None:
     """Each body (device function with its conditions) is one class in the vendor's folder `tasks`,
     whose package lists it.
     """

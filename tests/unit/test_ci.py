@@ -100,7 +100,7 @@ def change(path: str, value: Any) -> dict[str, Any]:
         ("backend", "rocm", "differ in backend"),
     ],
 )
-def test_a_result_that_does_not_fit_is_refused(
+def test_result_that_does_not_fit_is_refused(
     tmp_path: Path, path: str, value: Any, words: str
 ) -> None:
     (tmp_path / "cuda-h100.json").write_text(json.dumps(change(path, value)))
@@ -140,7 +140,7 @@ def test_counts_are_those_of_pytests_report(tmp_path: Path) -> None:
     assert on_device == 2 and files["tests/backend/test_ops"] == evidence.Counts(2, 1, 1)
 
 
-def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
+def test_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
     """The result file of a test run can be read back. A run that executed no tests writes
     no file.
     """
@@ -157,7 +157,7 @@ def test_a_run_writes_a_file_that_is_read_back(tmp_path: Path) -> None:
         evidence.describe({**row, "arch": "sm_90a"}, [report])
 
 
-def test_a_row_may_run_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_may_run_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports of the same source are combined. A part that fails or is cut off is run again."""
     first = REPORT.format("")
     second = """<testsuites><testsuite>
@@ -178,7 +178,7 @@ def test_a_row_may_run_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert result.total == evidence.Counts(4, 0, 1) and result.on_device == 2
 
 
-def test_a_compiler_is_forced_into_its_process(tmp_path: Path) -> None:
+def test_compiler_is_forced_into_its_process(tmp_path: Path) -> None:
     folder = tmp_path / "13.0.88/nvidia/lib"
     with pytest.raises(ValueError, match="lacks libnvrtc"):
         compilers.forced(tmp_path)
@@ -218,7 +218,7 @@ SUITE: dict[str, Any] = {
 }
 
 
-def test_a_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
+def test_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps(SUITE))
     assert "| 10 of 10 | 6 | 3 | 1 |" in generate.suites(tmp_path)
 
@@ -232,7 +232,7 @@ def test_a_suite_s_counts_are_in_the_table(tmp_path: Path) -> None:
         ("counts", {**SUITE["counts"], "crashed": 1, "passed": 5}, "crashed"),
     ],
 )
-def test_an_invalid_result_file_of_a_suite_is_refused(
+def test_invalid_result_file_of_a_suite_is_refused(
     tmp_path: Path, key: str, value: object, message: str
 ) -> None:
     (tmp_path / "s.json").write_text(json.dumps({**SUITE, key: value}))

@@ -30,7 +30,7 @@ def test_cells_are_those_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         decoders.table()
 
 
-def test_a_cell_is_written_where_its_test_passed(
+def test_cell_is_written_where_its_test_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cells"

@@ -77,7 +77,7 @@ def test_ci_runs_both_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {"-k", "-m", "tests"} & {*beside}
 
 
-def test_a_new_test_is_in_the_default_run() -> None:
+def test_new_test_is_in_the_default_run() -> None:
     assert long.part_of("tests/unit/test_new.py::test_new[1-a::b]") == long.DEFAULT
     for name in long.listed():
         assert long.part_of(f"{name}_too") == long.DEFAULT
@@ -91,7 +91,7 @@ def test_long_tests_exist() -> None:
     assert missing == [], "run `python ci/durations.py`, or remove these lines"
 
 
-def test_the_longest_cases_leave_the_default_run(tmp_path: Path) -> None:
+def test_longest_cases_leave_the_default_run(tmp_path: Path) -> None:
     file = "tests/unit/test_ci_durations.py"
     classname = file.removesuffix(".py").replace("/", ".")
     cases = {"short": 10 * [1.0], "more": [3.0, 1.0], "most": [6.0], "few": [4.0, 0.0]}
@@ -111,7 +111,7 @@ def test_the_longest_cases_leave_the_default_run(tmp_path: Path) -> None:
     assert names == [[], ["few", "most"], ["few", "more", "most"], ["few", "more", "most", "short"]]
 
 
-def test_a_report_of_another_project_is_refused(tmp_path: Path) -> None:
+def test_report_of_another_project_is_refused(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     report.write_text(
         '<testsuites><testcase classname="tests.none" name="a" time="1"/></testsuites>'

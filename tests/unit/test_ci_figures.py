@@ -60,14 +60,14 @@ def test_new_figures_take_the_place_of_old_ones(tmp_path: Path) -> None:
         ({"note": "fast"}, "note"),
     ],
 )
-def test_an_invalid_file_of_figures_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_invalid_file_of_figures_is_refused(tmp_path: Path, change: Any, message: str) -> None:
     path = tmp_path / "cpu.json"
     path.write_text(json.dumps({"row": "cpu", "noisy": False, "runs": [], **change}))
     with pytest.raises(ValueError, match=message):
         figure_file.read_figures(path, "cpu")
 
 
-def test_a_duplicate_figure_is_refused(tmp_path: Path) -> None:
+def test_duplicate_figure_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     twice = figure_file.Figures("cpu", False, [results(row("a")), results(row("a", 11.0))])
     figure_file.write_figures(path, twice)
@@ -122,7 +122,7 @@ def test_worse_figures_are_measured_again_and_the_faster_time_counts(
     assert [f.figure for f, _ in figures.worse(run.before, run.runs, False)] == ["c", "d"]
 
 
-def test_a_bench_that_is_run_again_keeps_its_other_figures(
+def test_bench_that_is_run_again_keeps_its_other_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a bench runs again because one of its figures became worse, the times of its other figures
@@ -150,7 +150,7 @@ def test_a_bench_that_is_run_again_keeps_its_other_figures(
     assert figure_file.read_figures(tmp_path / "out.json", "cuda-h100").row == "cuda-h100"
 
 
-def test_a_peer_s_time_is_kept_by_versions() -> None:
+def test_peer_s_time_is_kept_by_versions() -> None:
     old = figure_file.Figures("cuda-h100", False, [results(row("torch/bert"))])
     peers = figures.known_peers(old, [])
     (kept,) = figures.beside(results(row("torch/bert", 5.0, None)), peers).figures
@@ -161,7 +161,7 @@ def test_a_peer_s_time_is_kept_by_versions() -> None:
     assert not figures.known_peers(figure_file.Figures("x", False, [results(kept)]), [])
 
 
-def test_a_decoder_is_checked_where_the_peer_s_time_is_kept(
+def test_decoder_is_checked_where_the_peer_s_time_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = figure_pieces.pieces(ROWS["cuda-h100"], False)
@@ -200,7 +200,7 @@ def test_pieces_run_side_by_side_and_use_the_device_in_turns(
     assert run.done == {f"ops/{n}" for n in "abcd"}
 
 
-def test_the_first_of_two_turns_ends_before_the_second(tmp_path: Path) -> None:
+def test_first_of_two_turns_ends_before_the_second(tmp_path: Path) -> None:
     file, log = str(tmp_path / "turn"), tmp_path / "log"
     text = (
         "import sys, time\nfrom ark.cli.measure.turn import Turn\nfile, log = sys.argv[1:]\n"
@@ -214,7 +214,7 @@ def test_the_first_of_two_turns_ends_before_the_second(tmp_path: Path) -> None:
     assert log.read_text().split() == ["begin", "end"] * 6
 
 
-def test_an_interrupt_ends_the_benches_at_once(
+def test_interrupt_ends_the_benches_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, ended = a_run(tmp_path), figures.ended
@@ -227,7 +227,7 @@ def test_an_interrupt_ends_the_benches_at_once(
     assert time.monotonic() - begin < 20 and run.missing(piece) == ["ops/a"] and not run.failed
 
 
-def test_the_sweep_is_a_set_of_its_own() -> None:
+def test_sweep_is_a_set_of_its_own() -> None:
     names = [f for piece in figure_pieces.sweep() for f in piece.figures]
     assert len(set(names)) == len(names) > 300
     assert all(n.startswith(("ops/sweep-", "fidelity/")) for n in names)
@@ -243,7 +243,7 @@ def test_one_gpu_has_workers_by_its_cores(monkeypatch: pytest.MonkeyPatch) -> No
         assert figures.workers_of(ROWS["cuda-h200-x2"]) == figures.workers_of(ROWS["cpu"]) == 1
 
 
-def test_the_set_of_every_row_names_figures_once() -> None:
+def test_set_of_every_row_names_figures_once() -> None:
     for name, matrix_row in ROWS.items():
         for tiny in (False, True) if name == "cpu" else (False,):
             begins = [f for piece in figure_pieces.pieces(matrix_row, tiny) for f in piece.figures]
@@ -252,7 +252,7 @@ def test_the_set_of_every_row_names_figures_once() -> None:
     assert sum(n.startswith("model ") for n in one) == 6 and "LSTM" in one
 
 
-def test_a_figure_that_ends_its_process_does_not_keep_others(
+def test_figure_that_ends_its_process_does_not_keep_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a bench process dies while it measures `b`, the figures that it wrote before are kept, `b`
@@ -275,7 +275,7 @@ def test_a_figure_that_ends_its_process_does_not_keep_others(
     assert figures.report(run, [piece], noisy=False) == 1
 
 
-def test_a_piece_whose_time_is_over_has_missing_figures(
+def test_piece_whose_time_is_over_has_missing_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The figure that was being measured when the time ran out is missing, not failed."""
@@ -293,7 +293,7 @@ def test_a_piece_whose_time_is_over_has_missing_figures(
     assert run.missing(piece) == ["ops/b"] and not run.failed
 
 
-def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run(tmp_path)
     assert figures.resumed(run.work, "cuda-h100") == []
     run.keep(results(row("ops/a")))
@@ -302,7 +302,7 @@ def test_a_run_that_was_cut_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert figures.resumed(run.work, "cuda-h100") == []
 
 
-def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
+def test_command_and_its_children_end_in_time(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     child = f"import time; time.sleep(6); open({str(mark)!r}, 'w')"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -316,7 +316,7 @@ def test_a_command_and_its_children_end_in_time(tmp_path: Path) -> None:
 
 
 @slow
-def test_the_figures_of_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_of_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measuring a CPU's figures writes a file that can be read back and prints a table. A second
     run measures nothing.
     """
@@ -331,7 +331,7 @@ def test_the_figures_of_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "0 failed, 0 missing" in errors and "[1/3] ops" in errors
 
 
-def test_the_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None:
+def test_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None:
     h100 = results(
         row("ops/add"), row("torch/bert", None, error="a | b"), row("ops/sub", 5.0, None)
     )
@@ -354,7 +354,7 @@ def test_the_page_has_a_row_for_each_figure_and_no_other(tmp_path: Path) -> None
         page.page(list(ROWS.values()), tmp_path)
 
 
-def test_a_slow_figure_needs_a_reason_and_others_have_none(tmp_path: Path) -> None:
+def test_slow_figure_needs_a_reason_and_others_have_none(tmp_path: Path) -> None:
     folder, reasons = tmp_path / "figures", tmp_path / "reasons.toml"
     folder.mkdir()
     h100 = results(row("ops/add", 10.0, 8.9), row("ops/sub", 10.0, 9.0), row("ops/mul", 10.0, None))
@@ -397,7 +397,7 @@ def test_predictions_have_a_table_and_need_no_reason(tmp_path: Path) -> None:
     assert "2 programs: mean error 15% (goal 15%), largest 20% (goal 35%)." in text
 
 
-def test_a_figure_that_was_typed_fails_lint(
+def test_figure_that_was_typed_fails_lint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy, text = tmp_path / "performance.md", page.page(list(ROWS.values()))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GOOD = "# A page\n\nThis page is for those who read.\n\n"
 
 
-def test_the_pages_of_the_tree_have_no_faults() -> None:
+def test_pages_of_the_tree_have_no_faults() -> None:
     assert [fault for page in pages.pages() for fault in pages.faults(page)] == []
     assert pages.total() <= pages.MAX_WORDS
 
@@ -72,7 +72,7 @@ def test_blocks_of_code_are_not_wrapped() -> None:
     assert pages.wrapped(text) == text and pages.words(text) == 0
 
 
-def test_a_test_follows_each_page_that_has_programs() -> None:
+def test_test_follows_each_page_that_has_programs() -> None:
     tests = "".join(
         p.read_text() for p in (ROOT / "tests").rglob("test_*page*.py") if "test_ci" not in p.name
     )

@@ -40,7 +40,7 @@ def test_each_list_item_is_a_passage_with_the_introduction() -> None:
     assert [p.context for p in drawn] == [("# Title",), introduction, introduction]
 
 
-def test_a_cpp_comment_has_the_declarations_around_it() -> None:
+def test_cpp_comment_has_the_declarations_around_it() -> None:
     (passage,) = passages._cpp_passages("ring.h", CPP)
     assert passage.text == "Frees the slot."
     assert passage.context[:2] == ("struct Ring {", "  void take(int slot,")

@@ -51,7 +51,7 @@ def test_every_machine_has_a_file_of_the_same_programs() -> None:
 
 @pytest.mark.parametrize("machine", plans.LINT)
 @pytest.mark.parametrize("name", ["matmul-128x4096x4096-nt-bf16", "lstm-2x4-h64-bf16"])
-def test_the_kept_text_is_the_plan_s(name: str, machine: str) -> None:
+def test_kept_text_is_the_plan_s(name: str, machine: str) -> None:
     text = plans.describe(PROGRAMS[name], registry.machine(machine))
     assert f"\n\n{text.strip()}\n" in (plans.FOLDER / f"{machine}.txt").read_text()
 
@@ -82,7 +82,7 @@ def test_times_are_read_by_program_and_phase() -> None:
     }
 
 
-def test_a_change_fails_the_check_and_is_shown(
+def test_change_fails_the_check_and_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert plans.write({"h200": TEXT}, tmp_path) == 0
@@ -94,9 +94,7 @@ def test_a_change_fails_the_check_and_is_shown(
     assert plans.check({"mi300x": TEXT}, tmp_path) == 1  # a missing file
 
 
-def test_a_time_that_grows_needs_a_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_that_grows_needs_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plans.write({"h200": TEXT}, tmp_path) == 0
     little, much = slower(TEXT, "699.6", "720.0"), slower(TEXT, "699.6", "721.0")
     assert plans.write({"h200": much}, tmp_path) == 1
@@ -115,7 +113,7 @@ def test_a_time_that_grows_needs_a_reason(
     assert (tmp_path / "h200.txt").read_text() == much
 
 
-def test_a_reason_is_kept_until_the_time_is_back(tmp_path: Path) -> None:
+def test_reason_is_kept_until_the_time_is_back(tmp_path: Path) -> None:
     slow = slower(TEXT, "187.6", "250.0")
     for texts, why in (({"h200": TEXT, "mi300x": TEXT}, ""), ({"h200": slow}, "claims are off")):
         assert plans.write(texts, tmp_path, why) in (0, 1)
@@ -140,7 +138,7 @@ def test_a_reason_is_kept_until_the_time_is_back(tmp_path: Path) -> None:
         ("[[reason", "reasons.toml"),
     ],
 )
-def test_a_file_of_reasons_is_checked(tmp_path: Path, text: str, message: str) -> None:
+def test_file_of_reasons_is_checked(tmp_path: Path, text: str, message: str) -> None:
     assert plans.write({"h200": TEXT}, tmp_path) == 0
     (tmp_path / "reasons.toml").write_text(text)
     with pytest.raises(ValueError, match=message):
@@ -170,7 +168,7 @@ def test_texts_of_the_same_source_are_made_once(
     assert [p.name for p in (tmp_path / "made").iterdir()] == ["h200-two.txt"]
 
 
-def test_a_reason_that_is_too_short_is_refused(tmp_path: Path) -> None:
+def test_reason_that_is_too_short_is_refused(tmp_path: Path) -> None:
     assert plans.write({"h200": TEXT}, tmp_path) == 0
     assert plans.write({"h200": slower(TEXT, "187.6", "250.0")}, tmp_path, "ok") == 1
     assert (tmp_path / "h200.txt").read_text() == TEXT

@@ -25,7 +25,7 @@ def test_softmax_is_followed_through_its_op_task_and_bodies() -> None:
     assert len(own) <= 14 and sum(own.values()) <= 1000
 
 
-def test_a_gated_layer_is_one_op() -> None:
+def test_gated_layer_is_one_op() -> None:
     model = ark.Model()
     with ark.use_model(model):
         reading.PROGRAMS["fused linear"][1](0, 1)
@@ -33,7 +33,7 @@ def test_a_gated_layer_is_one_op() -> None:
     assert [op.kind for op in plan.ops] == ["linear"]
 
 
-def test_a_gated_layer_includes_only_the_headers_of_its_form() -> None:
+def test_gated_layer_includes_only_the_headers_of_its_form() -> None:
     own = reading.own(reading.traced("fused linear"), reading.traced("add"))
     unused = ("sampling.h", "rotary.h", "tasks/linear.h", "linear_tiles.h", "linear_batch.h")
     assert not [path for path in own if path.endswith(unused)]

@@ -33,6 +33,7 @@ def patterns(source: str) -> list[tuple[int, str]]:
         ("def f(pack):\n    pass\n", [(1, "pack")]),
         ("x = 1\n# Whoever reads it\n", [(2, "whoever")]),
         ("said = 1\n", [(1, "participle-name")]),
+        ("def test_a_plan_is_refused():\n    pass\n", [(1, "article-name")]),
         ('def f():\n    """Has the node a weight"""\n', [(2, "question-opening")]),
         ("def lay_sides():\n    pass\n", [(1, "renamed")]),
         ('raise UsageError(f"the op {n} is not built")\n', [(1, "not-built")]),

@@ -167,11 +167,11 @@ def test_commands_in_blocks_of_pages_have_these_options() -> None:
         ("topo show\\|optimal NET --json", ""),
     ],
 )
-def test_an_unknown_command_is_reported(command: str, fault: str) -> None:
+def test_unknown_command_is_reported(command: str, fault: str) -> None:
     assert fault in _wrong(command) and bool(fault) == bool(_wrong(command))
 
 
-def test_the_layers_of_the_page_are_those_that_lint_checks() -> None:
+def test_layers_of_the_page_are_those_that_lint_checks() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
     (layers,) = (c["layers"] for c in contracts if c["type"] == "layers")

@@ -56,7 +56,7 @@ def read_by(text: str) -> set[str]:
     return names
 
 
-def test_the_page_has_every_variable_that_is_read() -> None:
+def test_page_has_every_variable_that_is_read() -> None:
     page = (ROOT / "docs/environment.md").read_text()
     sources = [p for folder in ("ark", "backends") for p in (ROOT / folder).rglob("*.py")]
     read = {name: path for path in sources for name in read_by(path.read_text())}

@@ -38,7 +38,7 @@ def test_boxes_and_lines_are_inside_of_the_picture() -> None:
             assert float(y) < height, words
 
 
-def test_the_ops_of_a_layer_are_those_of_the_measured_token() -> None:
+def test_ops_of_a_layer_are_those_of_the_measured_token() -> None:
     explanations = load("explanations")
     spans = json.loads((ROOT / "docs/pictures/token.json").read_text())["spans"]
     ops = [op.removeprefix("decode.layers.1.") for op, *_ in sorted(spans, key=lambda s: s[3])]
@@ -46,7 +46,7 @@ def test_the_ops_of_a_layer_are_those_of_the_measured_token() -> None:
     assert list(layer) == [name for name, _ in explanations.LAYER]
 
 
-def test_the_verifiers_message_is_that_of_its_picture() -> None:
+def test_verifiers_message_is_that_of_its_picture() -> None:
     source = (ROOT / "ark/plan/verify/order.py").read_text()
     assert "its waits deadlock: {count} tasks never start, the first is" in source
     assert "its waits deadlock: 4 tasks never start" in load("explanations").verifier().svg()

@@ -113,7 +113,7 @@ def test_indices_of_results_within_a_rounding_error_are_not_compared() -> None:
     assert {int(reference(given, arrays, names, v)[-1][0, 0]) for v in variants} == {0, 1}
 
 
-def test_a_module_that_computes_something_else_is_a_finding(
+def test_module_that_computes_something_else_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If ark is changed to add where torch multiplies, the fuzz target for modules reports a wrong
@@ -145,7 +145,7 @@ def test_earlier_failures_stay_fixed(kind: str, path: Path) -> None:
 
 
 @slow
-def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a plan computes something else than its program, the fuzz target for plans reports a
     finding.
     """
@@ -161,7 +161,7 @@ def test_the_oracle_sees_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None
     assert "differs" in execute.compare(result).wrong
 
 
-def test_a_command_line_that_ends_in_a_traceback_is_a_finding(
+def test_command_line_that_ends_in_a_traceback_is_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from ark.cli import cache
@@ -190,7 +190,7 @@ print("nobody saw it")
 """
 
 
-def test_the_sanitizer_sees_a_read_between_buffers(tmp_path: Path) -> None:
+def test_sanitizer_sees_a_read_between_buffers(tmp_path: Path) -> None:
     library = _sanitizer()
     if not library:
         pytest.skip("g++ has no AddressSanitizer here")

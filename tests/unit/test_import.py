@@ -36,7 +36,7 @@ def test_importing_ark_loads_few_modules() -> None:
     assert "ark.errors" in loaded and len(loaded) <= MOST_MODULES, loaded
 
 
-def test_an_op_loads_no_executor_and_no_gradients() -> None:
+def test_op_loads_no_executor_and_no_gradients() -> None:
     code = f"import sys, ark; ark.relu(ark.tensor([4])); print(*{LOADED})"
     loaded = run(code).split()
     assert "ark.ops.elementwise" in loaded
@@ -67,11 +67,11 @@ def test_an_op_loads_no_executor_and_no_gradients() -> None:
         ("import ark", "assert (ark.copy(3.0) * 2).eval().tolist() == [6]"),
     ],
 )
-def test_a_first_use_loads_its_module(first: str, then: str) -> None:
+def test_first_use_loads_its_module(first: str, then: str) -> None:
     run(f"{first}\n{then}")
 
 
-def test_the_stub_has_the_names_that_the_package_has() -> None:
+def test_stub_has_the_names_that_the_package_has() -> None:
     imported = {
         (alias.asname or alias.name): (node.module, alias.name)
         for node in STUB.body
@@ -146,7 +146,7 @@ def test_no_module_imports_one_of_a_higher_layer_while_a_program_runs() -> None:
     assert count > 400 and names == "[]"
 
 
-def test_an_import_of_a_higher_layer_is_seen() -> None:
+def test_import_of_a_higher_layer_is_seen() -> None:
     assert climbing(CLIMBING)[1] == (
         "[('ark.plan.kind', 'ark.ops.base'), ('ark.ir.late', 'ark.runtime.run')]"
     )

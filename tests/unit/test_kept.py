@@ -29,7 +29,7 @@ class Compiler:
         return Binary(b"\0\n" + source.text.encode(), ".so", "two\nlines\0")
 
 
-def test_a_binary_is_compiled_once_per_source_and_target(
+def test_binary_is_compiled_once_per_source_and_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ARK_CACHE_DIR", str(tmp_path))

@@ -26,7 +26,7 @@ def test_there_are_two() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(
+def test_notebook_runs(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
@@ -41,7 +41,7 @@ def test_a_notebook_runs(
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_clean_and_names_its_readers(path: Path) -> None:
+def test_notebook_is_clean_and_names_its_readers(path: Path) -> None:
     book = json.loads(path.read_text())
     assert book["nbformat"] == 4 and len({cell["id"] for cell in book["cells"]}) == len(
         book["cells"]

@@ -41,7 +41,7 @@ def perceptron() -> ark.Model:
     return model
 
 
-def test_the_mesh_is_a_backend_by_name() -> None:
+def test_mesh_is_a_backend_by_name() -> None:
     exec(block("mesh.md", "ark.init"), {"ark": ark})
     with ark.use_model():
         y = ark.relu(ark.constant(2.0, [4]))
@@ -54,13 +54,13 @@ def test_collectives_on_arrays_of_one_rank() -> None:
     np.testing.assert_array_equal(space["total"], np.ones(4099))
 
 
-def test_a_mesh_of_ranks_is_planned_by_name() -> None:
+def test_mesh_of_ranks_is_planned_by_name() -> None:
     space = {"ark": ark, "model": perceptron(), "machine": registry.machine("cpu-2")}
     exec(block("parallel.md", '("data", "megatron")'), space)
     assert len(space["made"].ranks.graphs) == 8  # type: ignore[attr-defined]
 
 
-def test_the_modules_of_the_page_of_models() -> None:
+def test_modules_of_the_page_of_models() -> None:
     space: dict[str, Any] = {"ark": ark, "Config": SimpleNamespace}
     exec(block("models.md", "class FeedForward"), space)
     layer = space["FeedForward"](SimpleNamespace(intermediate_size=8, hidden_size=4), ark.fp32)
@@ -162,7 +162,7 @@ def test_each_block_of_a_page_is_run_by_a_test_or_has_a_reason() -> None:
     assert all((ROOT / name).is_file() for name in named), named
 
 
-def test_the_commands_of_the_page_for_beginners(
+def test_commands_of_the_page_for_beginners(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs/start.md").read_text()
@@ -178,7 +178,7 @@ def test_the_commands_of_the_page_for_beginners(
         assert len(capsys.readouterr().out.split()) > 3
 
 
-def test_the_network_of_the_page_is_read(tmp_path: Path) -> None:
+def test_network_of_the_page_is_read(tmp_path: Path) -> None:
     page = (ROOT / "docs/networks.md").read_text()
     (text,) = re.findall(r"```json\n(.*?)```", page, re.S)
     (tmp_path / "network.json").write_text(text)

@@ -35,7 +35,7 @@ def _files_of_wheel(root: Path) -> set[str]:
     return {file.distribution_path for file in WheelBuilder(str(root)).recurse_included_files()}
 
 
-def test_the_emulator_is_a_distribution_of_its_own() -> None:
+def test_emulator_is_a_distribution_of_its_own() -> None:
     emulator = ROOT / "backends/rocm_emulator"
     project = tomllib.loads((emulator / "pyproject.toml").read_text())["project"]
     assert project["version"] == ark.__version__
@@ -52,7 +52,7 @@ def test_every_package_of_the_wheel_says_that_it_has_types() -> None:
     assert "Typing :: Typed" in PROJECT["project"]["classifiers"]
 
 
-def test_the_citation_is_of_this_version() -> None:
+def test_citation_is_of_this_version() -> None:
     about = read("CITATION.cff")
     assert (about["version"], about["license"]) == (ark.__version__, "MIT")
     assert about["authors"] and about["cff-version"] == "1.2.0"
@@ -77,7 +77,7 @@ def _lint() -> list[list[str]]:
     return [[str(a.value) for a in call.args if isinstance(a, ast.Constant)] for call in runs]
 
 
-def test_the_hooks_are_the_commands_of_the_lint_session() -> None:
+def test_hooks_are_the_commands_of_the_lint_session() -> None:
     (local,) = read(".pre-commit-config.yaml")["repos"]
     assert local["repo"] == "local"
     hooks = sorted(hook["entry"] for hook in local["hooks"])
@@ -99,7 +99,7 @@ def test_workflows_of_changes_use_hosted_runners_only() -> None:
     assert known == rows
 
 
-def test_a_tag_is_released_with_the_notes_of_its_version(
+def test_tag_is_released_with_the_notes_of_its_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     release = load("release")
@@ -132,7 +132,7 @@ def test_unreleased_entries_are_cut_into_the_version() -> None:
     ]
 
 
-def test_the_release_workflow_builds_tests_and_checks_the_tag() -> None:
+def test_release_workflow_builds_tests_and_checks_the_tag() -> None:
     parsed = yaml.load((ROOT / ".github/workflows/release.yml").read_text(), yaml.BaseLoader)
     assert parsed["on"] == {"push": {"tags": ["v*"]}}
     (job,) = parsed["jobs"].values()

@@ -48,7 +48,7 @@ def hook() -> ModuleType:
     return module
 
 
-def test_the_first_command_streams_text(
+def test_first_command_streams_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, _, command = BLOCKS["bash"][0].replace("\\\n", "").strip().split(" && ")
@@ -72,7 +72,7 @@ def test_three_lines_of_python_give_text(
     assert len(capsys.readouterr().out.split()) > 5
 
 
-def test_the_table_of_devices_equals_the_result_files() -> None:
+def test_table_of_devices_equals_the_result_files() -> None:
     order = ["executed", "emulated", "compiled"]
     proven: dict[str, int] = {}
     for row in generate.rows():
@@ -123,7 +123,7 @@ def test_each_number_stands_in_the_section_that_it_links_to() -> None:
             assert re.search(rf"(?<![\d.]){number}(?![\d])", text), (number, cells)
 
 
-def test_the_picture_is_of_two_traces_of_a_token() -> None:
+def test_picture_is_of_two_traces_of_a_token() -> None:
     picture = load("picture")
     data = json.loads(picture.DATA.read_text())
     spans, kernels = data["spans"], data["kernels"]
@@ -139,7 +139,7 @@ def test_the_picture_is_of_two_traces_of_a_token() -> None:
     assert 'role="img"' in text and "aria-label=" in text
 
 
-def test_the_first_screen_has_sentences_picture_and_commands() -> None:
+def test_first_screen_has_sentences_picture_and_commands() -> None:
     head = PAGE.split("## Run it")[0]
     assert "](docs/pictures/token.svg)" in head
     intro = head.split("# ark\n")[1].split("![")[0]
@@ -147,7 +147,7 @@ def test_the_first_screen_has_sentences_picture_and_commands() -> None:
     assert len(PAGE.splitlines()) <= 85 and len(BLOCKS["python"]) == 1
 
 
-def test_the_package_index_gets_a_page_without_dead_links() -> None:
+def test_package_index_gets_a_page_without_dead_links() -> None:
     shown = hook().readme(PAGE)
     assert "](docs/" in PAGE
     assert not [to for to in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in to]
@@ -157,7 +157,7 @@ def test_the_package_index_gets_a_page_without_dead_links() -> None:
     assert "[" not in re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", html, flags=re.S)
 
 
-def test_the_package_has_urls_where_the_repository_has_an_address() -> None:
+def test_package_has_urls_where_the_repository_has_an_address() -> None:
     build = hook()
     workflow = {"GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": "we/ark"}
     place = build.address(workflow)
@@ -171,7 +171,7 @@ def test_the_package_has_urls_where_the_repository_has_an_address() -> None:
     assert not [to for to in re.findall(r"\]\(([^)]+)\)", shown) if "://" not in to]
 
 
-def test_the_programs_of_the_page_for_beginners_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_of_the_page_for_beginners_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
     for block in python_blocks("start.md"):
         exec(block, names)

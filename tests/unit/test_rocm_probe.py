@@ -47,7 +47,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, module: Callable[[], Any]) -> Any:
     return backend.probe()
 
 
-def test_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = looks(monkeypatch, lambda: fake_hip(2))
     assert [(d.index, d.name, d.arch) for d in actual.devices] == [
         (0, "AMD Instinct MI300X", "gfx942"),
@@ -63,7 +63,7 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "/dev/kfd" in actual.remedy
 
 
-def test_a_library_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_of_another_release(monkeypatch: pytest.MonkeyPatch) -> None:
     actual = looks(monkeypatch, lambda: fake_hip(0, version=60_400_000))
     assert "hip-python 7.2.0 is made for HIP 7" in actual.reason
     assert actual.remedy == "pip install 'hip-python>=6,<7'"
@@ -89,7 +89,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
         backend.open(0)
 
 
-def test_a_driver_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
     hip = fake_hip(1)
     hip.hipGetDeviceProperties = lambda index: 1 / 0
     actual = looks(monkeypatch, lambda: hip)

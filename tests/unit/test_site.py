@@ -19,7 +19,7 @@ import ark.parallel
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_navigation_has_every_page_but_the_diaries() -> None:
+def test_navigation_has_every_page_but_the_diaries() -> None:
     sections = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert [next(iter(s)) for s in sections] == [
         *("Start", "How-to", "Reference", "Explanation", "Results", "History")
@@ -30,7 +30,7 @@ def test_the_navigation_has_every_page_but_the_diaries() -> None:
     assert sorted(named) == sorted(p for p in pages if not p.startswith("history/"))
 
 
-def test_the_lint_session_builds_the_site_strictly() -> None:
+def test_lint_session_builds_the_site_strictly() -> None:
     lint = next(
         node
         for node in ast.parse((ROOT / "noxfile.py").read_text()).body
@@ -40,7 +40,7 @@ def test_the_lint_session_builds_the_site_strictly() -> None:
     assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["strict"]
 
 
-def test_the_page_of_the_interface_has_every_public_name() -> None:
+def test_page_of_the_interface_has_every_public_name() -> None:
     page = (ROOT / "docs/reference/api.md").read_text()
     shown = set(re.findall(r"^::: [\w.]+\.(\w+)$", page, re.M))
     ops = {n for n in ark.ops.__all__ if not inspect.isclass(getattr(ark, n))}

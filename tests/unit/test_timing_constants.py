@@ -13,7 +13,7 @@ MODELS = (timing_constants.CORE / "timing_models.cpp").read_text()
 SOURCES = (timing_constants.CORE / "timing_sources.toml").read_text()
 
 
-def test_the_products_constants_are_read() -> None:
+def test_products_constants_are_read() -> None:
     products = timing_constants.constants(MODELS)
     assert list(products) == ["mi300x", "mi355x"]
     assert products["mi300x"]["memory_width"] == "5300 * 0.81 / 2.1"
@@ -33,7 +33,7 @@ def test_the_products_constants_are_read() -> None:
         ),
     ],
 )
-def test_a_constant_without_a_source_is_refused(old: str, new: str, says: str) -> None:
+def test_constant_without_a_source_is_refused(old: str, new: str, says: str) -> None:
     timing_constants.table(MODELS, SOURCES)
     with pytest.raises(ValueError, match=says):
         timing_constants.table(MODELS, SOURCES.replace(old, new, 1))

@@ -17,7 +17,7 @@ timing_errors, defect_counts = load("timing_errors"), load("defect_counts")
     ("least", "most", "predicted", "error"),
     [(4, 4, 5, 0.25), (4, 4, 3, -0.25), (3, 8, 4, 0), (3, 8, 1.5, -0.5), (3, 8, 10, 0.25)],
 )
-def test_an_error_is_relative_to_the_nearest_published_figure(
+def test_error_is_relative_to_the_nearest_published_figure(
     least: float, most: float, predicted: float, error: float
 ) -> None:
     row = timing_errors.Published("key", "subject", "us", least, most, "source")
@@ -33,7 +33,7 @@ def test_goals_are_reached_or_not() -> None:
             assert row.endswith(f"| {word} |")
 
 
-def test_a_missing_prediction_is_named() -> None:
+def test_missing_prediction_is_named() -> None:
     predicted = dict(timing_errors.read().predicted)
     del predicted["barrier"]
     with pytest.raises(ValueError, match=r"lacks \['barrier'\]; run"):
@@ -41,7 +41,7 @@ def test_a_missing_prediction_is_named() -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"predicted": {"near": "642"}}', '{"forecast": {}}'])
-def test_a_file_of_predictions_is_checked(text: str, tmp_path: Path) -> None:
+def test_file_of_predictions_is_checked(text: str, tmp_path: Path) -> None:
     (tmp_path / "some.json").write_text(text)
     with pytest.raises(ValueError, match=r"some\.json is not a file of predictions"):
         timing_errors.read(tmp_path / "some.json")

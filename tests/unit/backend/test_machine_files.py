@@ -27,14 +27,14 @@ def _write(folder: Path, entry: object) -> str:
 
 
 @pytest.mark.parametrize("name", ["h200", "mi300x", "cpu-2"])
-def test_a_printed_machine_is_the_named_one(
+def test_printed_machine_is_the_named_one(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _write(tmp_path, _entry(name, capsys))
     assert machine_files.machine(path) == registry.machine(name) == machine_files.machine(name)
 
 
-def test_a_plan_is_made_for_the_machine_in_the_file(
+def test_plan_is_made_for_the_machine_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = _entry("cpu-2", capsys)
@@ -60,7 +60,7 @@ def test_a_plan_is_made_for_the_machine_in_the_file(
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_wrong_machine_is_refused(
+def test_wrong_machine_is_refused(
     change: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = _write(tmp_path, _entry("cpu-2", capsys) | change)
@@ -78,7 +78,7 @@ def test_other_contents_are_refused(text: bytes, tmp_path: Path) -> None:
         machine_files.machine(str(path))
 
 
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+def test_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "folder.json"
     folder.mkdir()
     for path in (tmp_path / "none.json", folder):
@@ -86,7 +86,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
             machine_files.machine(str(path))
 
 
-def test_a_plan_names_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_names_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan contains its machine's description. The machine's name in it is looked up among the
     installed machine models only and is never opened as a file.
     """

@@ -25,7 +25,7 @@ def test_memory_is_freed_in_order_once_no_kernel_runs() -> None:
     assert freed == [1, 2, 3]
 
 
-def test_an_allocation_that_fails_otherwise_waits() -> None:
+def test_allocation_that_fails_otherwise_waits() -> None:
     freed: list[int] = []
     returned = Returned(lambda m: freed.append(m.address), lambda: True)
     assert not returned.force()

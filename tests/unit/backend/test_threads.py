@@ -21,12 +21,12 @@ def no_room() -> Iterator[None]:
     threading.stack_size(before)
 
 
-def test_a_thread_that_the_system_refuses(no_room: None) -> None:
+def test_thread_that_the_system_refuses(no_room: None) -> None:
     with pytest.raises(SystemError, match="refused to start a thread"):
         threads.start(print, "never")
 
 
-def test_a_server_without_threads_goes_on() -> None:
+def test_server_without_threads_goes_on() -> None:
     """If no thread can be started for a client, the server rejects the client and continues; the
     client may connect again later.
     """
@@ -43,7 +43,7 @@ def test_a_server_without_threads_goes_on() -> None:
     server.close(0.0)
 
 
-def test_a_thread_runs() -> None:
+def test_thread_runs() -> None:
     seen: list[int] = []
     threads.start(seen.append, 3).join(10)
     assert seen == [3]

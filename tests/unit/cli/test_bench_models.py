@@ -28,7 +28,7 @@ MEASURED = ModuleFigures(
 )
 
 
-def test_the_table_fits_80_columns_and_has_a_line_for_each_measured_model() -> None:
+def test_table_fits_80_columns_and_has_a_line_for_each_measured_model() -> None:
     rows = [figures_of(MEASURED, "onnxruntime"), figures_of(ModuleFigures("x", error="no file"))]
     shown = io.StringIO()
     Console(file=shown, width=80).print(table("whole models", "onnxruntime", rows))
@@ -44,7 +44,7 @@ def test_twenty_five_models_have_names() -> None:
     assert len(MODELS) >= 25
 
 
-def test_an_unknown_name_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_name_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "models", "resnet51", "--backend", "cpu"]) == 2
     message = capsys.readouterr().err
     assert "'resnet51'" in message and "gat-1024" in message
@@ -55,7 +55,7 @@ def test_resume_without_a_file_is_refused(capsys: pytest.CaptureFixture[str]) ->
     assert "--json FILE" in capsys.readouterr().err
 
 
-def test_a_training_step_has_the_losses_of_eager_torch(tmp_path: Path) -> None:
+def test_training_step_has_the_losses_of_eager_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     file = tmp_path / "figures.json"
     command = ["bench", "models", "dlrm-256", "--train", "--vs", "eager", "--backend", "cpu"]
@@ -72,7 +72,7 @@ def test_training_beside_onnxruntime_is_refused(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.slow
-def test_a_second_run_keeps_the_figures_of_the_first(
+def test_second_run_keeps_the_figures_of_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "models.json"

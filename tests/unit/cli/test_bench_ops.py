@@ -55,7 +55,7 @@ def test_memory_bound_ops_are_compared_with_an_equal_copy() -> None:
     assert list(cells) == ["0.75", "0.75"]
 
 
-def test_the_ops_result_is_compared_and_not_its_operands() -> None:
+def test_ops_result_is_compared_and_not_its_operands() -> None:
     """The output of a product with a fused epilogue is compared with the peer's, although it is not
     the product's last operand.
     """
@@ -171,13 +171,13 @@ def test_attention_on_amd_has_no_bank_conflicts(capsys: pytest.CaptureFixture[st
     assert (report["spills"], report["bank_conflicts"]) == (0, 0.0)
 
 
-def test_an_unsupported_architecture_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_architecture_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "ops", "--isa", "sm_90"]) == 2
     message = capsys.readouterr().err
     assert "sm_90" in message and "gfx942" in message
 
 
-def test_the_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_is_asked_for_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     """`ark bench ops` lists the cases named `sweep-*`, but runs them only if they are named on the
     command line.
     """
@@ -202,7 +202,7 @@ def test_functions_of_torch_are_measured_beside_torch(name: str) -> None:
     assert row.error == "" and row.distance is not None and row.distance < 1e-5
 
 
-def test_a_failing_peer_is_reported_and_the_next_cases_run(
+def test_failing_peer_is_reported_and_the_next_cases_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If torch raises an exception in a case, for example because it lacks a product of 8-bit

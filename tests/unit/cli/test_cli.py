@@ -98,7 +98,7 @@ def test_generate_streams_the_text_that_json_reports(capsys: pytest.CaptureFixtu
     assert len(answer["tokens"]) == 12
 
 
-def test_a_name_of_the_hub_is_told_how_to_be_downloaded(
+def test_name_of_the_hub_is_told_how_to_be_downloaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -133,7 +133,7 @@ def test_generate_says_how_fast_it_was_and_that_the_context_is_full(
     assert "new ones; the model has no more" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prompt_in_a_locale_that_is_not_utf8s() -> None:
+def test_prompt_in_a_locale_that_is_not_utf8s() -> None:
     """A prompt is read as UTF-8 although Python's locale is not UTF-8."""
     words = ["generate", NOAH, "--backend", "cpu", "--max-new-tokens", "2", "--json"]
     command = [sys.executable, "-m", "ark", *words, "--prompt", "Noé"]
@@ -153,7 +153,7 @@ def test_a_prompt_in_a_locale_that_is_not_utf8s() -> None:
         ("kill -9 $$", "signal 9 (SIGKILL)"),
     ],
 )
-def test_a_compiler_that_refuses_says_why(
+def test_compiler_that_refuses_says_why(
     tmp_path: Path,
     script: str,
     words: str,
@@ -403,7 +403,7 @@ def test_bad_calls_are_one_paragraph(
         assert main(argv) in (0, 2)
 
 
-def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) -> None:
     text = "and the king said to them " * 200
     argv = ["generate", NOAH, "--backend", "cpu", "--prompt", text]
     held = "but the context holds 512 positions"
@@ -416,7 +416,7 @@ def test_a_prompt_longer_than_the_context(capsys: pytest.CaptureFixture[str]) ->
     assert held in very and last in very
 
 
-def test_a_prompt_for_which_there_is_no_room_is_refused_before_planning(
+def test_prompt_for_which_there_is_no_room_is_refused_before_planning(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ark.cli.generate.Generator", None)
@@ -424,7 +424,7 @@ def test_a_prompt_for_which_there_is_no_room_is_refused_before_planning(
     assert "the context holds 1 positions" in refused(capsys, *argv, "--context", "1")
 
 
-def test_a_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_backend_without_a_device_says_why(capsys: pytest.CaptureFixture[str]) -> None:
     from ark.backend import registry
 
     for name in ("cuda", "rocm"):
@@ -454,7 +454,7 @@ def test_damaged_plan_files(
         assert f"{path}: " in (message := refused(capsys, *argv, str(path))) and words in message
 
 
-def test_a_changed_plan_file_is_refused(
+def test_changed_plan_file_is_refused(
     plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = json.loads(plan_file.read_text())
@@ -469,7 +469,7 @@ def test_a_changed_plan_file_is_refused(
     assert "the plan is refused" in text
 
 
-def test_a_plan_of_another_model_is_refused(
+def test_plan_of_another_model_is_refused(
     tmp_path: Path, plan_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = make_checkpoint(tmp_path / "other")

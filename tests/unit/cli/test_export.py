@@ -49,7 +49,7 @@ def run(program: Path, weights: Path, *numbers: int) -> subprocess.CompletedProc
     return done
 
 
-def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path) -> None:
+def test_program_makes_the_tokens_of_generate(exported: Path, program: Path) -> None:
     """The exported program generates the tokens of Generator.stream for prompts of one token, of
     less than a chunk, of more than a chunk, and for one that reaches the end of the context.
     """
@@ -65,7 +65,7 @@ def test_the_program_makes_the_tokens_of_generate(exported: Path, program: Path)
     device.close()
 
 
-def test_the_program_stops_at_a_stop_token(exported: Path, tmp_path: Path) -> None:
+def test_program_stops_at_a_stop_token(exported: Path, tmp_path: Path) -> None:
     """The exported source contains the checkpoint's stop token. If it is replaced by the third
     token that the model generates, the text ends there.
     """
@@ -187,7 +187,7 @@ def test_damaged_weights_are_refused(exported: Path, program: Path, tmp_path: Pa
     assert "cannot be opened" in run(program, tmp_path / "none", 1, 0).stderr
 
 
-def test_a_header_with_any_byte_changed_is_read_or_refused(
+def test_header_with_any_byte_changed_is_read_or_refused(
     exported: Path, program: Path, tmp_path: Path
 ) -> None:
     header, data = parts(exported / "noah.safetensors")
@@ -225,7 +225,7 @@ def test_wrong_calls_get_codes_and_texts(exported: Path) -> None:
     library("ark_destroy")
 
 
-def test_a_plan_of_external_tensors_equals_numpy(tmp_path: Path) -> None:
+def test_plan_of_external_tensors_equals_numpy(tmp_path: Path) -> None:
     script, plan = tmp_path / "model.py", tmp_path / "linear.json"
     script.write_text(
         "import ark\n"
@@ -277,7 +277,7 @@ BLOCK  return status != ARK_OK || made != 40;
 """
 
 
-def test_the_calls_of_the_page(exported: Path) -> None:
+def test_calls_of_the_page(exported: Path) -> None:
     page = (NOAH.parents[1] / "docs/export.md").read_text()
     (block,) = re.findall(r"```c\n(.*?)```", page, re.S)
     (exported / "calls.c").write_text(PAGES_MAIN.replace("BLOCK", block))
@@ -288,7 +288,7 @@ def test_the_calls_of_the_page(exported: Path) -> None:
 
 @slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="cmake is not there")
-def test_the_pages_commands(exported: Path, tmp_path: Path) -> None:
+def test_pages_commands(exported: Path, tmp_path: Path) -> None:
     """The three commands of docs/export.md produce the tokens of the folder used above."""
     text = (NOAH.parents[1] / "docs/export.md").read_text()
     export, build, run_it = re.findall(r"^    (\S.*)$", text, re.M)

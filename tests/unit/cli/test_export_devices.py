@@ -126,7 +126,7 @@ def test_without_a_driver_the_program_names_the_fix(exported: Exported, compiler
     assert ("error 10" in done.stderr and "was found" in done.stderr) or "not found" in done.stderr
 
 
-def test_the_archive_of_a_device_needs_no_cxx(exported: Exported) -> None:
+def test_archive_of_a_device_needs_no_cxx(exported: Exported) -> None:
     """The static library for a GPU is built by a C compiler alone and contains the GPU's machine
     code.
     """
@@ -145,7 +145,7 @@ def _hex(text: str) -> list[str]:
 
 
 @slow
-def test_the_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) -> None:
+def test_tokens_on_an_emulated_device_are_those_of_generate(tmp_path: Path) -> None:
     from ark_rocm_emulator.device import _library
 
     if not shutil.which("gcc"):

@@ -17,7 +17,7 @@ from tests.interop import graphs  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutions"])
-def test_the_program_of_a_network_runs_it(name: str, tmp_path: Path) -> None:
+def test_program_of_a_network_runs_it(name: str, tmp_path: Path) -> None:
     module, example = graphs.networks()[name]
     graphs.export(module, example, tmp_path / "net.onnx")
     np.save(tmp_path / "x.npy", example.numpy())

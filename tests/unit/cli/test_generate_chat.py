@@ -24,7 +24,7 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_the_prompt_equals_transformers(
+def test_prompt_equals_transformers(
     system: str | None,
     chatty: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -51,7 +51,7 @@ def test_the_prompt_equals_transformers(
     assert prompts == [right]
 
 
-def test_a_checkpoint_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_without_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     noah = str(Path(__file__).parents[3] / "examples" / "noah")
     assert main(["generate", noah, "--backend", "cpu", "--prompt", "x", "--chat"]) == 2
     assert "has no chat template" in capsys.readouterr().err

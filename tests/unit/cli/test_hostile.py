@@ -76,7 +76,7 @@ def test_invalid_arguments_are_refused(
     assert message in err and "Traceback" not in err
 
 
-def test_a_pipe_without_a_writer_is_refused(
+def test_pipe_without_a_writer_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A named pipe is refused without waiting for a writer. A pipe that the shell passes is
@@ -111,7 +111,7 @@ def test_endless_topology_files_are_refused(
         assert errors in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_failed_output_leaves_the_file_unchanged(tmp_path: Path) -> None:
+def test_failed_output_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "program.txt"
     path.write_text("precious")
     path.parent.chmod(0o500)
@@ -150,7 +150,7 @@ def test_unusual_environments_are_handled(
 
 
 @pytest.mark.parametrize("words", [["info"], ["doctor", "--backend", "cpu"]])
-def test_a_closed_pipe_ends_with_code_141(words: list[str]) -> None:
+def test_closed_pipe_ends_with_code_141(words: list[str]) -> None:
     """If the reader of its output closes the pipe, a command ends with the exit code of SIGPIPE.
     This includes tables printed by rich.
     """
@@ -167,7 +167,7 @@ def test_a_closed_pipe_ends_with_code_141(words: list[str]) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path) -> None:
+def test_file_that_cannot_grow_leaves_nothing(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
@@ -178,12 +178,12 @@ def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_folder_is_named_by_the_path_that_was_given(tmp_path: Path) -> None:
+def test_missing_folder_is_named_by_the_path_that_was_given(tmp_path: Path) -> None:
     with pytest.raises(SystemError, match=r"x\.json cannot be written: No such file or directory;"):
         write_file(str(tmp_path / "none" / "x.json"), "text")
 
 
-def test_an_export_that_fails_leaves_no_files(tmp_path: Path) -> None:
+def test_export_that_fails_leaves_no_files(tmp_path: Path) -> None:
     tmp_path.joinpath("b.c").mkdir()
     with pytest.raises(SystemError, match="cannot be written"):
         save({"a.c": "int a;", "b.c": "int b;"}, tmp_path)
@@ -202,7 +202,7 @@ def test_endless_files_are_not_read() -> None:
         read_file("/dev/zero", "a plan")
 
 
-def test_the_users_flags_follow_arks_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_flags_follow_arks_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target("x86_64", 1)
     monkeypatch.delenv("ARK_CPU_FLAGS", raising=False)
     plain = CpuCompiler().key(target)
@@ -226,7 +226,7 @@ def test_cxx_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
         compiler.find_compiler.cache_clear()
 
 
-def test_a_device_is_written_to_and_not_replaced(
+def test_device_is_written_to_and_not_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`-o` writes into a FIFO or a device and does not replace it by a file, as `-o /dev/full` once
@@ -279,7 +279,7 @@ def test_closed_streams(words: list[str], closed: str, code: int) -> None:
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
 
 
-def test_a_compiler_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "TIMEOUT_S", 0.01)
     sleeps = (sys.executable, "-c", "import time; time.sleep(60)")
     with pytest.raises(SystemError, match=r"did not finish within 0\.01 s; try again") as caught:

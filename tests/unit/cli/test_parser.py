@@ -86,7 +86,7 @@ def test_every_option_has_text_unit_and_default() -> None:
         ({"help": "print more", "action": "store_true"}, ""),
     ],
 )
-def test_a_help_that_leaves_something_out_is_seen(settings: dict, reason: str) -> None:
+def test_help_that_leaves_something_out_is_seen(settings: dict, reason: str) -> None:
     from ark.cli.parser import Parser
 
     parser = Parser(prog="ark x")
@@ -141,7 +141,7 @@ RUN = (
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_the_first_example_runs(
+def test_first_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -152,7 +152,7 @@ def test_the_first_example_runs(
     assert capsys.readouterr().out
 
 
-def test_the_examples_of_plan_and_emit_follow_each_other(
+def test_examples_of_plan_and_emit_follow_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +217,7 @@ def test_debug_reports_planning_and_verifying(
 
 
 @pytest.mark.usefixtures("level")
-def test_an_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_level_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--log-level", "loud"]) == 2
     assert "must be one of DEBUG, INFO, WARN, ERROR" in capsys.readouterr().err
 
@@ -241,7 +241,7 @@ def test_messages_are_those_of_pythons_logging(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("level")
-def test_a_long_step_says_that_it_goes_on(
+def test_long_step_says_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(log, "PATIENCE_S", 0.01)

@@ -33,14 +33,14 @@ def printed(columns: int, heads: list[str], rows: list[list[str]], names: int = 
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-def test_a_table_that_fits_has_a_line_for_each_row() -> None:
+def test_table_that_fits_has_a_line_for_each_row() -> None:
     lines = printed(80, HEADS, ROWS)
     assert lines[0] == "a title"
     assert any(re.findall(r"[\w./]+", line) == [*ROWS[0]] for line in lines)
     assert len(lines) == 4 + 1 + len(ROWS)
 
 
-def test_a_narrow_table_has_names_above_figures() -> None:
+def test_narrow_table_has_names_above_figures() -> None:
     assert printed(40, HEADS, ROWS) == [
         "a title",
         "collective, algorithm",

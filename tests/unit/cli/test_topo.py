@@ -104,7 +104,7 @@ def test_collectives_without_a_sum_refuse_a_reduction(capsys, command):
     assert code != 0 and "all_gather does not reduce; omit the reduction max" in err
 
 
-def test_an_unknown_algorithm_lists_all(capsys):
+def test_unknown_algorithm_lists_all(capsys):
     code, _, err = run(capsys, "synthesize", "ring4", "--algorithm", "nosuch")
     assert code != 0 and all(each in err for each in ("forestcoll", "taccl", "flow", "ring"))
 
@@ -170,13 +170,13 @@ def test_errors_are_one_paragraph_and_exit_code_2(capsys, words, says):
     assert "Traceback" not in err
 
 
-def test_a_page_that_cannot_be_written(capsys):
+def test_page_that_cannot_be_written(capsys):
     code, _, err = run(capsys, "simulate", "ring4", "--html", "no/such/page.html")
     assert code == 2
     assert "cannot be written" in err
 
 
-def test_the_same_command_prints_the_same_bytes():
+def test_same_command_prints_the_same_bytes():
     words = [sys.executable, "-m", "ark", "topo", "synthesize", "a100x2:nics=4", "--k", "2"]
     texts = {
         subprocess.run(words, capture_output=True, check=True, env={**os.environ, **seed}).stdout

@@ -142,7 +142,7 @@ def test_trees_over_boxes_are_chains_behind_trees():
     assert times[0] < times[1] / 3  # eight NICs of a box at once instead of one
 
 
-def test_a_rank_sends_its_own_data_without_waiting():
+def test_rank_sends_its_own_data_without_waiting():
     """The operations in each rank's list are ordered so that the first put of a rank waits for
     nothing.
     """
@@ -204,7 +204,7 @@ def test_rings_follow_the_links(name, gbps):
     assert simulate(program, topology, 1 << 30).algbw == pytest.approx(gbps, rel=1e-3)
 
 
-def test_a_ring_without_a_circuit_takes_the_order_of_numbers():
+def test_ring_without_a_circuit_takes_the_order_of_numbers():
     assert widest_ring(named("mesh3x3")) == list(range(9))
     assert widest_ring(named("a100")) == list(range(8))
     for root in (0, 5):

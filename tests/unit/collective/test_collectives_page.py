@@ -67,7 +67,7 @@ def test_synthesis_and_a_models_collectives() -> None:
         assert space["z"].shape() == [128, 4]
 
 
-def test_the_sketch_of_the_page(
+def test_sketch_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (DOCS / "collective-programs.md").read_text()

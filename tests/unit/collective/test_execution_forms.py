@@ -85,14 +85,14 @@ def test_unsupported_plans_name_the_reason() -> None:
             from_execution_plan(text)
 
 
-def test_a_share_that_no_block_moves_is_missed() -> None:
+def test_share_that_no_block_moves_is_missed() -> None:
     """A plan in which no thread block sends one half of a rank's data to the peers is refused."""
     text = changed(plans.gathered_in_slices(2), "put", tbg_info={"tb_id": 1, "tbg_size": 2})
     with pytest.raises(PlanError):
         from_execution_plan(text)
 
 
-def test_an_exchange_of_whole_inputs_is_written_as_one() -> None:
+def test_exchange_of_whole_inputs_is_written_as_one() -> None:
     program = from_execution_plan(plans.shifted(5, by=2))
     assert program.counts is not None and program.permutes
     assert [row.index(3) for row in program.counts] == [2, 3, 4, 0, 1]
@@ -101,7 +101,7 @@ def test_an_exchange_of_whole_inputs_is_written_as_one() -> None:
     assert from_execution_plan(written).counts == program.counts
 
 
-def test_the_older_name_of_a_switch_channels_buffer_is_read() -> None:
+def test_older_name_of_a_switch_channels_buffer_is_read() -> None:
     text = plans.reduced_by_the_switch(2)
     older = text.replace('"buffer_type"', '"buff"')
     assert older != text and from_execution_plan(older) == from_execution_plan(text)

@@ -92,7 +92,7 @@ def test_puts_list_the_data_that_they_carry():
     assert carried(classics.build("adasum_halving", "all_reduce", 4))
 
 
-def test_the_same_runs_give_the_same_bytes():
+def test_same_runs_give_the_same_bytes():
     topology = load("torus3x3")
     html = render_page(topology, runs_of(topology), None)
     assert html == render_page(topology, runs_of(topology), None)
@@ -170,7 +170,7 @@ def test_grids_and_fat_trees_have_their_shape():
     assert fat["core"][0] == pytest.approx((fat["agg0"][0] + fat["agg1"][0]) / 2)
 
 
-def test_a_page_of_128_ranks_is_small():
+def test_page_of_128_ranks_is_small():
     topology = load("a100x16")
     runs = runs_of(topology, "all_gather", ("one_shot",))
     assert len(render_page(topology, runs, 12.5)) < 3e6 / 5
@@ -195,7 +195,7 @@ def test_scripts_parse(tmp_path):
     subprocess.run(["node", "--check", tmp_path / "page.js"], check=True)
 
 
-def test_a_synthesised_program_with_routes_is_drawn():
+def test_synthesised_program_with_routes_is_drawn():
     topology = load("dgx2x2")
     program = synthesize_taccl(topology, None, "all_gather", 20, size_bytes=RESULT_BYTES)
     check(program.program)

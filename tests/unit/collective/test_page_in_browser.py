@@ -30,11 +30,11 @@ def page():
     return render_page(topology, runs, least_us(topology, "all_gather", RESULT_BYTES))
 
 
-def test_the_page_is_small(page):
+def test_page_is_small(page):
     assert len(page.encode()) < 3e6
 
 
-def test_the_page_fits_a_phone_and_names_its_controls(tmp_path):
+def test_page_fits_a_phone_and_names_its_controls(tmp_path):
     topology = load("ring2")
     program = synthesize(topology, "all_gather", "ring")
     page, file = (
@@ -84,7 +84,7 @@ def test_time_and_algorithm_are_chosen_by_keys(tmp_path):
 
 @slow
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_page_draws(page, theme, tmp_path):
+def test_page_draws(page, theme, tmp_path):
     file, picture = tmp_path / "page.html", tmp_path / "page.png"
     file.write_text(page, encoding="utf-8")
     shown = browse(file, theme, "--dump-dom", f"--screenshot={picture}")

@@ -182,7 +182,7 @@ def test_default_routes_are_shortest_through_the_fewest_ranks(name):
             assert sum(graph.edges[hop]["weight"] for hop in hops) == away[src][dst]
 
 
-def test_a_route_rather_passes_more_switches_than_a_rank():
+def test_route_rather_passes_more_switches_than_a_rank():
     hops = [("g0", "g1"), ("g1", "g2"), ("g0", "s0"), ("s0", "s1"), ("s1", "s2"), ("s2", "g2")]
     links = tuple(Link(a, b, 10, 1.0) for a, b in hops)
     topology = Topology("detour", ("g0", "g1", "g2"), ("s0", "s1", "s2"), links)

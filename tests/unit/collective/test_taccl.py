@@ -159,7 +159,7 @@ def test_known_optima_are_reached():
 @pytest.mark.parametrize(
     "raw", [pytest.param(DGX2X2, marks=slow), NDV2X2], ids=["dgx2x2", "ndv2x2"]
 )
-def test_the_papers_sketches(raw, collective):
+def test_papers_sketches(raw, collective):
     topology = load("dgx2x2" if raw is DGX2X2 else "ndv2x2")
     sketch = Sketch.from_json(json.dumps(raw))
     program = synthesize_taccl(topology, sketch, collective, 30, size_bytes=32 * BYTES_PER_MIB)
@@ -302,7 +302,7 @@ def test_no_time_returns_the_best_found_with_its_gap():
     assert long.optimal and long.gap == 0
 
 
-def test_the_same_input_gives_the_same_bytes():
+def test_same_input_gives_the_same_bytes():
     topology = load("a100x2")
     texts = {to_json(synthesize_taccl(topology, None, "all_reduce", 30).program) for _ in range(2)}
     assert len(texts) == 1

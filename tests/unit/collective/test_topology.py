@@ -115,7 +115,7 @@ def test_leaf_spine_uplink_is_divided_by_the_oversubscription():
     assert topology.capacities()["leaf0", "spine"] == 50
 
 
-def test_a_rail_joins_the_same_nic_of_all_boxes():
+def test_rail_joins_the_same_nic_of_all_boxes():
     graph = named("h100x3:fabric=rail").graph()
     assert set(graph.successors("rail5")) == {"g5", "g13", "g21"}
 
@@ -244,7 +244,7 @@ def test_faults_are_named(value, fault):
     assert "\n" not in str(caught.value)
 
 
-def test_the_error_for_a_float_bandwidth_gives_the_fraction():
+def test_error_for_a_float_bandwidth_gives_the_fraction():
     for make in (lambda: Link("a", "b", 12.5), lambda: from_json(with_link(bandwidth=12.5))):
         with pytest.raises(TopologyError, match=r'has 12[.]5; bandwidths are exact, write "25/2"'):
             make()
@@ -252,23 +252,23 @@ def test_the_error_for_a_float_bandwidth_gives_the_fraction():
 
 
 @pytest.mark.parametrize("huge", [10**10, 10**40, 10**5000, Fraction(1, 10**40)], ids=range(4))
-def test_a_bandwidth_beyond_floats_is_refused(huge):
+def test_bandwidth_beyond_floats_is_refused(huge):
     with pytest.raises(TopologyError, match=r"bad bandwidth: link a -> b has .* expected"):
         Link("a", "b", huge)
 
 
-def test_a_file_without_a_name_is_called_by_the_files(tmp_path):
+def test_file_without_a_name_is_called_by_the_files(tmp_path):
     (tmp_path / "fabric.json").write_text(json.dumps(duplex_json(("a", "b"))))
     assert load(str(tmp_path / "fabric.json")).name == "fabric"
 
 
-def test_a_network_may_send_less_than_it_takes():
+def test_network_may_send_less_than_it_takes():
     value = duplex_json(("a", "s0"), ("b", "s0"))
     value["links"].append({"src": "a", "dst": "s0", "bandwidth": "1/3"})
     from_json(value).validate()
 
 
-def test_a_switch_without_exit():
+def test_switch_without_exit():
     value = duplex_json(("a", "b"), ("a", "s0"))
     value["links"][1]["duplex"] = False
     with pytest.raises(TopologyError, match="switch without exit: links enter switch s0"):
@@ -324,7 +324,7 @@ def test_load_reads_a_file_and_names_it_in_errors(tmp_path):
         load(str(path))
 
 
-def test_a_missing_package_is_named(monkeypatch):
+def test_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(packages.importlib, "import_module", _no_module)
     with pytest.raises(SystemError, match=r"needs the package networkx.*ark-gpu\[comm\]"):
         ring(4).graph()
@@ -334,7 +334,7 @@ def _no_module(name):
     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def test_a_group_of_ranks_takes_part_and_the_others_relay():
+def test_group_of_ranks_takes_part_and_the_others_relay():
     six = named("ring6")
     group = six.subgroup([0, 3, 1])
     assert group.ranks == ("g0", "g3", "g1") and group.switches == ("g2", "g4", "g5")

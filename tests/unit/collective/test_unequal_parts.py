@@ -87,7 +87,7 @@ def test_known_times():
     assert actual.lower_bound == actual.inv_rate == 4
 
 
-def test_a_flow_reaches_the_bound_where_direct_puts_do_not():
+def test_flow_reaches_the_bound_where_direct_puts_do_not():
     topology = named("ring8")
     counts = tuple(tuple(8 if (s - r) % 8 == 4 else 0 for s in range(8)) for r in range(8))
     bound = least_us(topology, "all_to_all", 1 << 28, counts=counts)

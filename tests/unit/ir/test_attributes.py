@@ -31,7 +31,7 @@ def _nodes() -> list[Node]:
     return [node for node in model.graph.nodes if not node.virtual]
 
 
-def test_a_node_gives_its_attributes_by_name() -> None:
+def test_node_gives_its_attributes_by_name() -> None:
     nodes = {node.type: node for node in _nodes()}
     assert nodes["topk"].read(TopKAttributes) == TopKAttributes(k=3, least=True)
     expected = ScanAttributes(axis=0, function="add", exclusive=False, reverse=True)
@@ -41,7 +41,7 @@ def test_a_node_gives_its_attributes_by_name() -> None:
     assert not (attention.placed or attention.plain)
 
 
-def test_a_node_holds_the_text_of_its_struct() -> None:
+def test_node_holds_the_text_of_its_struct() -> None:
     nodes = _nodes()
     assert {node.type for node in nodes} <= set(ATTRIBUTES)
     for node in nodes:

@@ -57,7 +57,7 @@ def kinds(shape: Shape = SHAPE) -> list[str]:
     return [op.kind for op in plan.ops]
 
 
-def test_a_model_whose_forward_was_edited_is_planned_again(
+def test_model_whose_forward_was_edited_is_planned_again(
     planned_calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = kinds()
@@ -73,7 +73,7 @@ def test_a_model_whose_forward_was_edited_is_planned_again(
     monkeypatch.undo()
 
 
-def test_a_registered_lowering_that_was_edited_plans_again(
+def test_registered_lowering_that_was_edited_plans_again(
     planned_calls: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "added_op.py"
@@ -110,7 +110,7 @@ def scaled(text: str = SCALE, by: float = 2.0) -> Graph:
     return traced(lambda: op(ark.tensor((8, 4)), ark.tensor((4,)), by=by))
 
 
-def test_the_text_and_constants_of_a_custom_op_are_in_the_hash() -> None:
+def test_text_and_constants_of_a_custom_op_are_in_the_hash() -> None:
     assert digest(scaled()) == digest(scaled())
     texts = {digest(scaled()), digest(scaled(SCALE.replace("* Task", "/ Task")))}
     assert len(texts | {digest(scaled(by=3.0))}) == 3
@@ -143,7 +143,7 @@ def test_every_random_program_has_a_hash_of_its_own() -> None:
     assert actual[:5] == [digest(graph(seed)) for seed in range(5)]
 
 
-def test_an_attribute_without_an_encoding_is_named() -> None:
+def test_attribute_without_an_encoding_is_named() -> None:
     graph = traced(lambda: ark.relu(ark.tensor((4, 8))))
     graph.nodes[-1] = dataclasses.replace(graph.nodes[-1], attrs={"f": object()})
     with pytest.raises(InternalError, match="object"):

@@ -31,7 +31,7 @@ def _graph() -> Graph:
     return model.graph
 
 
-def test_the_view_has_producer_and_readers_of_each_tensor() -> None:
+def test_view_has_producer_and_readers_of_each_tensor() -> None:
     graph = _graph()
     view, work = graph.view, [n for n in graph.nodes if not n.virtual]
     add, mul, exp = work
@@ -48,7 +48,7 @@ def test_the_view_has_producer_and_readers_of_each_tensor() -> None:
     assert list(view.working.nodes) == work
 
 
-def test_a_view_is_kept_until_nodes_change() -> None:
+def test_view_is_kept_until_nodes_change() -> None:
     graph = _graph()
     view = graph.view
     assert graph.view is view

@@ -68,7 +68,7 @@ def test_everything_else_runs_under_the_first_variant() -> None:
     assert decoder_plans(machine(4, Capability.PACKETS, warps=8), chunk=0)[0].variant == "block"
 
 
-def test_a_variant_can_be_asked_for_and_must_exist() -> None:
+def test_variant_can_be_asked_for_and_must_exist() -> None:
     assert decoder_plans(offers_roles(), chunk=0, variant="block")[0].variant == "block"
     with pytest.raises(PlanError, match="no kernel variant 'matrix'; it has block, roles"):
         decoder_plans(offers_roles(), chunk=0, variant="matrix")
@@ -115,7 +115,7 @@ def test_early_reads_of_the_iterations_results_are_refused() -> None:
             verify([planned])
 
 
-def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
+def test_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
     """A plan of Llama 3.1 8B for two H100 in the variant `roles`: shared memory has room for the
     ring (the stages into which a warp prefetches weights) and beside it for what the prompt's tasks
     need.
@@ -129,7 +129,7 @@ def test_a_prompt_takes_no_more_shared_memory_than_the_ring_leaves() -> None:
     assert 0 < needed <= target.shared_bytes - target.ring_bytes
 
 
-def test_a_prompts_products_take_no_residual_under_roles() -> None:
+def test_prompts_products_take_no_residual_under_roles() -> None:
     """In fp32, products of a prompt add the residual themselves in the variant `block`. In the
     variant `roles` a separate op adds it, because there the vendor-independent body computes
     products.
@@ -158,7 +158,7 @@ def test_many_sequences_decode_on_warpgroups(sequences: int, variant: str) -> No
 
 
 @pytest.mark.parametrize("size", [0, 16])
-def test_a_batch_on_warpgroups_has_no_ops_between_products_and_attention(size: int) -> None:
+def test_batch_on_warpgroups_has_no_ops_between_products_and_attention(size: int) -> None:
     """Queries and keys are rotated and appended where their product ends, and attention streams the
     cache and rounds its result, whether the cache is contiguous or in pages.
     """
@@ -172,7 +172,7 @@ def test_a_batch_on_warpgroups_has_no_ops_between_products_and_attention(size: i
     assert len(attention) == 16 and all(op.params["streamed"] == 64 for op in attention)
 
 
-def test_the_reason_for_warpgroups_gives_the_time_of_the_first_variant(
+def test_reason_for_warpgroups_gives_the_time_of_the_first_variant(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=1)

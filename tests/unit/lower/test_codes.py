@@ -105,9 +105,7 @@ def product(rows: int, dtype: RowType, x: DataType = fp32, outputs: int = 512) -
         (16, row_type(fp8_e4m3, 2048, 2048, fp32, False, bf16), fp16, False),
     ],
 )
-def test_the_products_that_multiply_codes(
-    rows: int, dtype: RowType, x: DataType, able: bool
-) -> None:
+def test_products_that_multiply_codes(rows: int, dtype: RowType, x: DataType, able: bool) -> None:
     (node,) = product(rows, dtype, x).nodes
     assert multiplies_codes(node, H200) is able
     assert not multiplies_codes(node, registry.machine("mi300x"))
@@ -124,7 +122,7 @@ def test_few_tiles_have_parts_of_k(outputs: int, parts: int) -> None:
     assert {c.parts for c in code_cuts(node, machine, parts=False)} == {1}
 
 
-def test_a_stage_has_room_for_all_scales_that_it_meets() -> None:
+def test_stage_has_room_for_all_scales_that_it_meets() -> None:
     """A stage (the part of shared memory for one step of a product) has room for the scales of all
     groups of codes that it holds. A box copy must begin at a multiple of 16 bytes in a row, so it
     also loads some scales in front of these, for which there must be room, too.
@@ -149,7 +147,7 @@ def test_parts_of_k_begin_at_stages() -> None:
     assert [part_fits(2304, n) for n in (1, 2, 3, 4)] == [True, False, True, False]
 
 
-def test_a_machine_without_such_a_function_refuses_the_plan() -> None:
+def test_machine_without_such_a_function_refuses_the_plan() -> None:
     sig = of_codes(decoder(16))[0]
     with pytest.raises(PlanError, match="no device function for products with weights of fp8"):
         kinds.get("matmul").source("f", sig, registry.machine("mi300x"))

@@ -58,7 +58,7 @@ MEASURED = {
 
 
 @pytest.mark.parametrize("shape", MEASURED)
-def test_the_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]) -> None:
+def test_cut_chosen_is_near_the_fastest_measured(shape: tuple[int, int, int]) -> None:
     rows, columns, depth = shape
     times, machine = MEASURED[shape], registry.machine("h100")
     several = shape != (512, 16384, 2048)  # its gated result is stored directly by its tiles
@@ -178,7 +178,7 @@ def test_tiles_are_those_that_the_vendor_has() -> None:
     ("shape", "itemsize", "tile"),
     [((1, 1, 32, 64), 4, (16, 16)), ((1, 1, 32, 64), 2, (32, 32)), ((256, 1, 32, 64), 4, (32, 64))],
 )
-def test_a_small_product_of_fp32_is_divided_among_idle_processors(
+def test_small_product_of_fp32_is_divided_among_idle_processors(
     shape: tuple[int, ...], itemsize: int, tile: tuple[int, int]
 ) -> None:
     assert choose_tile(shape, 128, itemsize, registry.machine("h100"), {}) == tile

@@ -48,7 +48,7 @@ def test_nothing_is_printed_unless_asked(printed: Printed) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_prints_its_own_lines(printed: Printed, stage: str) -> None:
+def test_stage_prints_its_own_lines(printed: Printed, stage: str) -> None:
     lines = printed(stage)[2].splitlines()
     assert lines
     assert all(line.startswith(f"ark {stage}: ") for line in lines)
@@ -58,7 +58,7 @@ def test_passes_are_shown_with_changed_ops(printed: Printed) -> None:
     assert "ark passes: fuse_epilogues: 3 -> 2 ops: relu -1\n" in printed("passes")[2]
 
 
-def test_the_fastest_cut_is_shown_before_slower_ones(printed: Printed) -> None:
+def test_fastest_cut_is_shown_before_slower_ones(printed: Printed) -> None:
     planned, _, text = printed("lower")
     rows, columns = next(op.params["tile"] for op in planned.ops if op.kind == "matmul")
     line = next(line for line in text.splitlines() if "product 1x1x512x1024x1024" in line)
@@ -68,7 +68,7 @@ def test_the_fastest_cut_is_shown_before_slower_ones(printed: Printed) -> None:
     assert times == sorted(times)
 
 
-def test_the_variant_is_shown_with_the_others_refusals(printed: Printed) -> None:
+def test_variant_is_shown_with_the_others_refusals(printed: Printed) -> None:
     _, _, text = printed("lower")
     assert "phase main: not roles: matmul is a product of 512 rows\n" in text
     (chosen,) = re.findall(r"phase main: variant matrix: .*: (.*) us, and (.*) under block\n", text)
@@ -99,7 +99,7 @@ def test_reasons_are_those_of_each_phase(
         assert f"ark lower: {line}" in text, text
 
 
-def test_the_plan_is_shown_as_it_is(printed: Printed) -> None:
+def test_plan_is_shown_as_it_is(printed: Printed) -> None:
     planned, _, text = printed("plan", "mi300x")
     us = max(span.end for span in predict(planned, 0))
     lists = planned.phases[0].processors
@@ -136,7 +136,7 @@ def test_alike_ops_and_decisions_are_shown_once(
 
 
 @pytest.mark.parametrize(("rows", "engine"), [(16, "packet"), (4096, "threads")])
-def test_the_engine_is_shown_with_the_other_and_why(
+def test_engine_is_shown_with_the_other_and_why(
     rows: int, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Model(rank=0, world_size=2)
@@ -151,12 +151,12 @@ def test_the_engine_is_shown_with_the_other_and_why(
     ) in capsys.readouterr().err
 
 
-def test_the_source_is_shown_with_its_size(printed: Printed) -> None:
+def test_source_is_shown_with_its_size(printed: Printed) -> None:
     _, source, text = printed("codegen", "mi300x")
     assert f"{len(source):,} characters; bodies: elementwise 1, matmul 1, row_norm 1\n" in text
 
 
-def test_an_unknown_stage_is_a_warning_with_the_known_ones(printed: Printed) -> None:
+def test_unknown_stage_is_a_warning_with_the_known_ones(printed: Printed) -> None:
     _, _, text = printed("plan, lowering")
     assert text.splitlines()[0] == (
         "ark warn: ARK_DEBUG names 'lowering', which is not a stage; the stages are "

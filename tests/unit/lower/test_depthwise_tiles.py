@@ -34,7 +34,7 @@ def convolution(
 
 @pytest.mark.parametrize("name", ["h200", "a100", "mi300x"])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_tile_fits_into_shared_memory_and_registers(name: str, seed: int) -> None:
+def test_tile_fits_into_shared_memory_and_registers(name: str, seed: int) -> None:
     draw = random.Random(seed)
     machine = registry.machine(name)
     for variant in range(len(machine.variants)):
@@ -91,7 +91,7 @@ def test_channels_of_large_images_are_not_divided(side: int) -> None:
     assert chosen is not None and chosen[0][3] == 64
 
 
-def test_a_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
+def test_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
     """With windows of seven rows, a patch of two result rows reads eight rows of the image, one
     more than a patch of one row. Each image row is loaded and converted once. The number of
     additional instructions equals the one counted by hand.
@@ -106,7 +106,7 @@ def test_a_row_of_the_image_is_loaded_once_for_all_rows_of_a_patch() -> None:
     assert depthwise_form.copied(window, (2, 5, 13, 8), (2, 7)) == 2 * (6 + 6) * (14 + 6) * 8
 
 
-def test_the_cost_of_a_task_counts_its_instructions() -> None:
+def test_cost_of_a_task_counts_its_instructions() -> None:
     """In the first stage of ConvNeXt, a task with patches costs at least 1.4 times its number of
     multiply-adds, because loads and conversions count too. Without patches the cost is the number
     of multiply-adds.

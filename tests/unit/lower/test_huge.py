@@ -102,7 +102,7 @@ def test_many_of_a_row_are_chosen() -> None:
     planned(lambda s: ark.topk(_t(s), 70000), (2, 1 << 20), "cpu-2")
 
 
-def test_a_size_that_cannot_be_counted_is_named() -> None:
+def test_size_that_cannot_be_counted_is_named() -> None:
     ark.init(backend="cpu")
     with pytest.raises(InvalidUsageError, match=r"4294967296\].* from 1 to 1879048191"):
         ark.tensor([2, 1 << 32])

@@ -28,7 +28,7 @@ def kinds(plan: Plan) -> list[str]:
     return [op.kind for op in plan.ops]
 
 
-def test_a_product_reads_a_transposed_matrix_from_the_original() -> None:
+def test_product_reads_a_transposed_matrix_from_the_original() -> None:
     def build() -> None:
         weight = ark.transpose(ark.tensor((24, 16)), [1, 0])
         ark.matmul(ark.tensor((4, 16)), weight, output=ark.tensor((4, 24)))
@@ -46,11 +46,11 @@ def test_other_readers_of_a_folded_transpose_get_it() -> None:
     assert sorted(kinds(planned(build))) == ["elementwise", "matmul", "transpose"]
 
 
-def test_an_unread_transpose_is_executed() -> None:
+def test_unread_transpose_is_executed() -> None:
     assert kinds(planned(lambda: ark.transpose(ark.tensor((24, 16)), [1, 0]))) == ["transpose"]
 
 
-def test_a_matrix_that_is_written_in_between_is_copied() -> None:
+def test_matrix_that_is_written_in_between_is_copied() -> None:
     def build() -> None:
         source = ark.tensor((24, 16))
         weight = ark.transpose(source, [1, 0])
@@ -80,7 +80,7 @@ def test_windows_are_laid_out_for_matrix_units_alone(
     assert kinds(planned(build, machine)) == expected
 
 
-def test_a_pointwise_convolution_is_a_product() -> None:
+def test_pointwise_convolution_is_a_product() -> None:
     def build() -> None:
         ark.conv(ark.tensor((1, 8, 10, 10)), ark.tensor((16, 8, 1, 1)))
 
@@ -115,7 +115,7 @@ def test_small_ops_with_two_results_are_one() -> None:
     assert set(kinds(planned(build, "cpu-2"))) == {"elementwise"}
 
 
-def test_a_chain_of_small_ops_stays_on_one_processor() -> None:
+def test_chain_of_small_ops_stays_on_one_processor() -> None:
     """A chain of layer norms, small products and residuals runs on one processor."""
 
     def build() -> None:

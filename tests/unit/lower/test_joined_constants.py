@@ -5,7 +5,7 @@ from __future__ import annotations
 import ark
 
 
-def test_a_constant_condition_is_a_bool() -> None:
+def test_constant_condition_is_a_bool() -> None:
     """A bool constant within a fused chain is a bool, so that `where` accepts it."""
     ark.init(backend="cpu")
     sides = ark.zeros([3, 6]), ark.constant(-1.0, [3, 6])

@@ -83,7 +83,7 @@ PREDICTED = {
 
 
 @pytest.mark.parametrize("shape", PREDICTED)
-def test_the_cut_chosen_is_near_the_fastest_predicted(shape: tuple[int, int, int]) -> None:
+def test_cut_chosen_is_near_the_fastest_predicted(shape: tuple[int, int, int]) -> None:
     rows, columns, depth = shape
     times, machine = PREDICTED[shape], registry.machine("mi300x")
     cut = k_parts.choose((1, 1, rows, columns), depth, PAIR, machine, True, {})
@@ -146,7 +146,7 @@ def prompt_layer(rows: int) -> list[PlanOp]:
 
 
 @pytest.mark.parametrize(("rows", "turned"), [(128, False), (512, True)])
-def test_a_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
+def test_prompts_layer_takes_few_passes(rows: int, turned: bool) -> None:
     ops = {op.name.removeprefix("prompt.layers.0."): op for op in prompt_layer(rows)}
     products = {name: op.params for name, op in ops.items() if op.kind == "matmul"}
     qkv, gates = products["attention.query+key+value"], products["mlp.gate+up"]

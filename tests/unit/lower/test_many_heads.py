@@ -47,7 +47,7 @@ def test_many_query_heads_have_a_plan(name: str, group: int, width: int) -> None
     assert plans(shape(group, width, paged=False), machine)
 
 
-def test_a_variant_whose_ring_leaves_too_little_is_not_chosen() -> None:
+def test_variant_whose_ring_leaves_too_little_is_not_chosen() -> None:
     """Attention of 8 heads of 128 elements fits beside the ring of 12 stages, not of 13. Attention
     of 16 such heads fits beside neither, so it does not count.
     """

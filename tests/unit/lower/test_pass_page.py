@@ -55,7 +55,7 @@ print("followed")
 """
 
 
-def test_the_pass_of_the_page_rewrites_graphs(tmp_path: Path) -> None:
+def test_pass_of_the_page_rewrites_graphs(tmp_path: Path) -> None:
     module, line, shown = pages.python_blocks(PAGE)
     begin, entry = shown.split("    ...\n")
     name, _, text = module.partition("\n")

@@ -90,7 +90,7 @@ def _graphs() -> list[Graph]:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_second_run_of_a_pass_changes_nothing(machine: str) -> None:
+def test_second_run_of_a_pass_changes_nothing(machine: str) -> None:
     watched: defaultdict[str, int] = defaultdict(int)
 
     def run_again(name: str, before: Graph, after: Graph, context: Context) -> None:
@@ -105,7 +105,7 @@ def test_a_second_run_of_a_pass_changes_nothing(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_pass_that_does_not_run_would_change_nothing(machine: str) -> None:
+def test_pass_that_does_not_run_would_change_nothing(machine: str) -> None:
     stages = {step.name: step.stage for step in PASSES}
     left_out: set[str] = set()
 
@@ -121,7 +121,7 @@ def test_a_pass_that_does_not_run_would_change_nothing(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_a_pass_makes_no_node_that_another_one_gives(machine: str) -> None:
+def test_pass_makes_no_node_that_another_one_gives(machine: str) -> None:
     given = {kind: step.name for step in PASSES for kind in step.gives}
 
     def look(name: str, before: Graph, after: Graph, context: Context) -> None:
@@ -151,13 +151,13 @@ def test_plan_writes_the_graph_after_each_pass(
 
 @slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_the_page_of_passes_fits_a_phone(tmp_path: Path) -> None:
+def test_page_of_passes_fits_a_phone(tmp_path: Path) -> None:
     command = ["plan", "llama-3.2-1b", "--machine", "h200", "--context", "64", "--chunk", "0"]
     assert main([*command, "--passes", str(tmp_path)]) == 0
     assert width_on_a_phone(tmp_path / "index.html") <= 390
 
 
-def test_a_plan_file_has_no_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_file_has_no_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     path.write_text("{}")
     assert main(["plan", str(path), "--passes", str(tmp_path / "out")]) == 2

@@ -55,7 +55,7 @@ def test_layers_are_joined_as_those_of_16_bits(machine: str, name: str) -> None:
     assert not kinds["row_values"] and not kinds["quantized_linear"]
 
 
-def test_a_token_reads_the_bytes_of_codes_and_scales() -> None:
+def test_token_reads_the_bytes_of_codes_and_scales() -> None:
     (plan,) = decoder("h200", "int4")
     streamed = sum(t.streamed for tasks in plan.phases[-1].processors for t in tasks)
     held = sum(b.nbytes for b in plan.buffers if b.name.endswith(".rows"))
@@ -105,7 +105,7 @@ def test_types_of_rows_have_names() -> None:
             by_name(name)
 
 
-def test_a_plan_with_another_type_is_refused() -> None:
+def test_plan_with_another_type_is_refused() -> None:
     (plan,) = decoder("cpu-2", "int8")
     text = to_json(plan)
     assert to_json(from_json(text)) == text

@@ -48,7 +48,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("shape", ALONE)
-def test_a_single_thin_product_is_cut_for_all_processors(
+def test_single_thin_product_is_cut_for_all_processors(
     shape: tuple[int, int, int, DataType],
 ) -> None:
     m, n, k, dtype = shape
@@ -73,7 +73,7 @@ def test_products_of_an_lstm_are_few_tasks_each() -> None:
     assert all("tasks" not in op.params for op in matmuls)  # no tasks of several tiles in sequence
 
 
-def test_the_cost_of_a_hand_over_bounds_the_tasks() -> None:
+def test_cost_of_a_hand_over_bounds_the_tasks() -> None:
     """A product gets fewer tasks on a machine on which a signal from one processor to another takes
     longer.
     """

@@ -19,7 +19,7 @@ CASES = [((64, 257, 1), 1000), ((64, 1, 1000), 257), ((16, 64, 56, 56), 1), ((16
 
 
 @pytest.mark.parametrize(("shape", "weight"), CASES)
-def test_the_last_round_is_as_full_as_the_others(shape: tuple[int, ...], weight: int) -> None:
+def test_last_round_is_as_full_as_the_others(shape: tuple[int, ...], weight: int) -> None:
     tile = box_tile(shape, H200, weight)
     tasks = math.prod(-(-n // t) for n, t in zip(fold(shape), tile, strict=True))
     rounds = -(-tasks // H200.processors)

@@ -26,7 +26,7 @@ def test_members_have_a_description_and_keep_their_value() -> None:
     assert all(pickle.loads(pickle.dumps(c)) is c for c in Capability)
 
 
-def test_a_string_is_not_a_capability() -> None:
+def test_string_is_not_a_capability() -> None:
     """A capability that is given as a string is refused. Otherwise a misspelt one would count as
     missing, without an error.
     """
@@ -38,14 +38,14 @@ def test_a_string_is_not_a_capability() -> None:
             model.has(word)  # type: ignore[arg-type]
 
 
-def test_a_machine_is_made_of_members() -> None:
+def test_machine_is_made_of_members() -> None:
     with pytest.raises(PlanError, match=r"'wgma'.*choose one of .*wgmma"):
         machine(2, "wgma")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"use Capability\.WGMMA"):
         machine(2, "wgmma")  # type: ignore[arg-type]
 
 
-def test_a_plan_file_names_known_ones() -> None:
+def test_plan_file_names_known_ones() -> None:
     entry = machine_entry(registry.machine("h200"))
     entry["capabilities"] = ["packets", "wgma"]
     with pytest.raises(PlanError, match=r"'wgma'.*choose one of .*wgmma"):
@@ -56,7 +56,7 @@ def test_a_plan_file_names_known_ones() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_machine_is_read_back_from_its_json(name: str) -> None:
+def test_machine_is_read_back_from_its_json(name: str) -> None:
     model = registry.machine(name)
     entry = machine_entry(model)
     assert entry["capabilities"] == [c.value for c in model.capabilities]
@@ -90,7 +90,7 @@ def test_lanes_and_shared_tasks_agree(name: str) -> None:
     assert model.coalesces == model.cooperative
 
 
-def test_a_machine_of_single_threads_may_differ_in_the_rest() -> None:
+def test_machine_of_single_threads_may_differ_in_the_rest() -> None:
     model = registry.machine("cpu-2")
     own = model.without_capabilities(Capability.HOST_MEMORY, Capability.ONE_PRODUCT_BODY)
     assert not own.cooperative and own.has(Capability.STARTS_PROCESSORS)

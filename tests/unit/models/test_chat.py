@@ -104,7 +104,7 @@ def test_texts_and_ids_equal_transformers(template: str, folders: dict[str, Path
     assert len(set(texts)) > 5  # most templates are rendered, and texts differ
 
 
-def test_a_begin_token_comes_once(folders: dict[str, Path]) -> None:
+def test_begin_token_comes_once(folders: dict[str, Path]) -> None:
     _, tokenizer, templates = open_both(folders["headers"])
     text = templates.render(CONVERSATIONS["one"])
     assert text.startswith(BOS)
@@ -173,13 +173,13 @@ def test_named_templates_in_each_place(folders: dict[str, Path], tmp_path: Path)
         "{{ messages[0].content.nothing.more }}",
     ],
 )
-def test_a_template_reaches_nothing_outside(text: str, tmp_path: Path) -> None:
+def test_template_reaches_nothing_outside(text: str, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(text)
     with pytest.raises(InvalidUsageError, match="chat template"):
         ChatTemplates.open(tmp_path, {}).render(CONVERSATIONS["one"])
 
 
-def test_a_faulty_file_is_named(tmp_path: Path) -> None:
+def test_faulty_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="no chat template"):
         ChatTemplates.open(tmp_path, {}).render(CONVERSATIONS["one"])
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": [{"name": "x"}]}')

@@ -114,7 +114,7 @@ def test_iteration_accounts_for_every_byte_once(originals: dict[str, Path], vari
     assert ("head.weight" in items) == ("tied" not in variant)
 
 
-def test_a_misaligned_file_reads_the_same(directory: Path) -> None:
+def test_misaligned_file_reads_the_same(directory: Path) -> None:
     before = {name: array.copy() for name, array in Checkpoint.open(directory)}
     data = (directory / SINGLE).read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -137,7 +137,7 @@ def test_stored_rotary_frequencies_and_a_stored_tied_head_are_ignored(tmp_path: 
     Checkpoint.open(directory)
 
 
-def test_an_unknown_weight_is_named(originals: dict[str, Path]) -> None:
+def test_unknown_weight_is_named(originals: dict[str, Path]) -> None:
     with pytest.raises(InvalidUsageError, match=r"layers\.9\.attention\.query"):
         Checkpoint.open(originals["float32"]).read("layers.9.attention.query")
 
@@ -154,7 +154,7 @@ def test_an_unknown_weight_is_named(originals: dict[str, Path]) -> None:
         ("dtype", "bfloat16", r"as float32, but config\.json says bfloat16"),
     ],
 )
-def test_a_config_that_contradicts_the_weights(
+def test_config_that_contradicts_the_weights(
     directory: Path, field: str, value: object, words: str
 ) -> None:
     edit_json(directory / "config.json", lambda config: config.update({field: value}))
@@ -162,7 +162,7 @@ def test_a_config_that_contradicts_the_weights(
         Checkpoint.open(directory)
 
 
-def test_an_untied_config_of_tied_weights_lacks_the_head(tmp_path: Path) -> None:
+def test_untied_config_of_tied_weights_lacks_the_head(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "tied", tie=True)
     edit_json(directory / "config.json", lambda config: config.update(tie_word_embeddings=False))
     with pytest.raises(ModelError, match=r"lacks lm_head\.weight.*tie_word_embeddings false"):
@@ -177,7 +177,7 @@ def test_each_missing_tensor_is_named(directory: Path) -> None:
             Checkpoint.open(directory)
 
 
-def test_an_unknown_tensor_is_named(directory: Path) -> None:
+def test_unknown_tensor_is_named(directory: Path) -> None:
     bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}
     edit_weights(directory, lambda weights: weights.update(bias))
     with pytest.raises(ModelError, match=r"holds .*q_proj\.bias, which a model"):
@@ -204,13 +204,13 @@ def test_missing_and_foreign_weight_files(directory: Path) -> None:
         Checkpoint.open(directory)
 
 
-def test_a_git_lfs_pointer_is_recognised(directory: Path) -> None:
+def test_git_lfs_pointer_is_recognised(directory: Path) -> None:
     (directory / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
     with pytest.raises(ModelError, match="git lfs pull"):
         Checkpoint.open(directory)
 
 
-def test_a_missing_shard_is_named(sharded: Path) -> None:
+def test_missing_shard_is_named(sharded: Path) -> None:
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(ModelError, match=f"lacks 1 of the .* shards .*{shard.name}"):
@@ -224,7 +224,7 @@ def test_shards_that_do_not_belong_to_the_index(sharded: Path) -> None:
         Checkpoint.open(sharded)
 
 
-def test_an_index_that_points_at_the_wrong_shard(sharded: Path) -> None:
+def test_index_that_points_at_the_wrong_shard(sharded: Path) -> None:
     first, second, *_ = sorted(path.name for path in sharded.glob("*.safetensors"))
 
     def swap(index: dict[str, Any]) -> None:
@@ -246,7 +246,7 @@ def test_an_index_that_points_at_the_wrong_shard(sharded: Path) -> None:
         ({"norm": ""}, "a shard is a file beside the index"),
     ],
 )
-def test_a_broken_index(sharded: Path, weight_map: object, words: str) -> None:
+def test_broken_index(sharded: Path, weight_map: object, words: str) -> None:
     edit_json(sharded / INDEX, lambda index: index.update(weight_map=weight_map))
     with pytest.raises(ModelError, match=words):
         Checkpoint.open(sharded)
@@ -255,7 +255,7 @@ def test_a_broken_index(sharded: Path, weight_map: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("kept", "words"), [(0, "0 bytes"), (5, "5 bytes"), (200, "truncated"), (-1, "truncated")]
 )
-def test_a_truncated_file_is_reported_with_its_expected_size(
+def test_truncated_file_is_reported_with_its_expected_size(
     directory: Path, kept: int, words: str
 ) -> None:
     data = (directory / SINGLE).read_bytes()
@@ -265,7 +265,7 @@ def test_a_truncated_file_is_reported_with_its_expected_size(
     assert words != "truncated" or str(len(data[:kept])) in str(caught.value)
 
 
-def test_a_file_that_shrinks_after_it_was_opened(directory: Path) -> None:
+def test_file_that_shrinks_after_it_was_opened(directory: Path) -> None:
     """A weights file that was truncated after it was opened is refused. A read through a memory map
     would end the process by SIGBUS.
     """
@@ -305,7 +305,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
         (lambda header: header.pop(NORM), "do not follow|describes"),
     ],
 )
-def test_a_header_that_contradicts_itself(
+def test_header_that_contradicts_itself(
     directory: Path, change: Callable[[dict[str, Any]], object], words: str
 ) -> None:
     data = (directory / SINGLE).read_bytes()
@@ -342,7 +342,7 @@ def test_no_damage_of_a_header_escapes_as_another_error(
 @pytest.mark.parametrize(
     "name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 )
-def test_a_fifo_is_refused_without_waiting(tmp_path: Path, name: str) -> None:
+def test_fifo_is_refused_without_waiting(tmp_path: Path, name: str) -> None:
     """A named pipe in place of a file is refused at once. Reading it would wait for a writer."""
     directory = make_checkpoint(tmp_path / "model", layers=1)
     (directory / name).unlink()
@@ -352,7 +352,7 @@ def test_a_fifo_is_refused_without_waiting(tmp_path: Path, name: str) -> None:
         Tokenizer.open(directory)
 
 
-def test_a_number_of_layers_that_would_take_all_memory(tmp_path: Path) -> None:
+def test_number_of_layers_that_would_take_all_memory(tmp_path: Path) -> None:
     directory = make_checkpoint(tmp_path / "model", layers=1)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 2 * 10**9}))
@@ -365,7 +365,7 @@ def rewrite(directory: Path, **changes: torch.Tensor) -> None:
     save_file({**load_file(path), **changes}, path, metadata={"format": "pt"})
 
 
-def test_a_head_that_a_tied_config_denies_is_used(
+def test_head_that_a_tied_config_denies_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An output head that differs from the embedding is used although the config ties them, as in

@@ -247,6 +247,6 @@ def test_builtin_shapes_have_the_published_number_of_parameters(name: str, param
     assert config.rope == Rope(500000.0, "llama3", 32.0 if "1b" in name else 8.0, 1.0, 4.0, 8192)
 
 
-def test_an_unknown_builtin_shape_names_the_known_ones() -> None:
+def test_unknown_builtin_shape_names_the_known_ones() -> None:
     with pytest.raises(InvalidUsageError, match=r"llama-3\.2-1b, llama-3\.1-8b"):
         builtin_config("llama-9")

@@ -220,7 +220,7 @@ def test_all_fields_are_read(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "field"), [(kind, field) for kind, fields in FIELDS.items() for field in fields]
 )
-def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) -> None:
+def test_absent_field_has_the_architectures_own_value(kind: str, field: str) -> None:
     """A config without one field is read as by transformers. The other fields keep their values,
     except those that contradict the default.
     """
@@ -236,7 +236,7 @@ def test_an_absent_field_has_the_architectures_own_value(kind: str, field: str) 
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_an_empty_config_gives_the_architectures_defaults(kind: str) -> None:
+def test_empty_config_gives_the_architectures_defaults(kind: str) -> None:
     check(kind, {name: FIELDS[kind][name] for name in NEEDED.get(kind, ())})
 
 

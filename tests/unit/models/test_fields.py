@@ -18,7 +18,7 @@ def test_half_a_surrogate_pair_is_refused(text: str, tmp_path: Path) -> None:
         Fields.read(path)
 
 
-def test_a_whole_pair_is_one_character(tmp_path: Path) -> None:
+def test_whole_pair_is_one_character(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer_config.json"
     path.write_text('{"eos_token": "\\ud83d\\ude00"}')
     assert Fields.read(path).get("eos_token") == "\U0001f600"

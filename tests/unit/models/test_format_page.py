@@ -29,7 +29,7 @@ print("followed")
 """
 
 
-def test_the_format_of_the_page_is_read(tmp_path: Path) -> None:
+def test_format_of_the_page_is_read(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     module, entry = pages.python_blocks(PAGE)
     name, _, text = module.partition("\n")

@@ -175,7 +175,7 @@ def test_schemes_that_are_not_read(
         Checkpoint.open(folder)
 
 
-def test_the_command_reports_damage_in_one_line(
+def test_command_reports_damage_in_one_line(
     copy: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = copy("gptq", {}, lambda t: t.pop(FIRST + "scales"))

@@ -32,7 +32,7 @@ def write(folder: Path, fields: dict[str, Any]) -> Path:
     return folder
 
 
-def test_a_file_that_transformers_write_by_default_is_silent(tmp_path: Path) -> None:
+def test_file_that_transformers_write_by_default_is_silent(tmp_path: Path) -> None:
     assert ignored(tmp_path) == {}
     GenerationConfig(eos_token_id=[1, 2], pad_token_id=0).save_pretrained(tmp_path)
     assert ignored(tmp_path) == {}
@@ -104,7 +104,7 @@ def test_fields_are_read_as_transformers_reads_them(fields: dict[str, Any], tmp_
     assert ours.stop == ((stop,) if isinstance(stop, str) else tuple(stop))
 
 
-def test_the_warning_names_ignored_fields_alone(
+def test_warning_names_ignored_fields_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, {"do_sample": True, "temperature": 0.6, "no_repeat_ngram_size": 3})
@@ -155,7 +155,7 @@ def test_values_out_of_range_are_named(fields: dict[str, Any], words: str, tmp_p
         sampling_fields(write(tmp_path, fields))
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[")
     with pytest.raises(ModelError, match="not valid JSON"):
         ignored(tmp_path)

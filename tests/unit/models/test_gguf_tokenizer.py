@@ -100,7 +100,7 @@ def finish(writer: GGUFWriter) -> None:
     writer.close()
 
 
-def test_the_chat_template_is_in_the_file(intact: Path) -> None:
+def test_chat_template_is_in_the_file(intact: Path) -> None:
     tokenizer = Tokenizer.open(intact)
     templates = ChatTemplates.open(intact, tokenizer.special_tokens)
     assert templates.render([{"role": "user", "content": "Hi"}]) == "<s>Hi"
@@ -143,7 +143,7 @@ def test_damaged_files_are_refused(intact: Path, tmp_path: Path, change: Any) ->
         Checkpoint.open(damaged(intact, tmp_path, change))
 
 
-def test_the_command_reports_a_truncated_file_in_one_line(
+def test_command_reports_a_truncated_file_in_one_line(
     intact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = damaged(intact, tmp_path, lambda data: data[:-100])

@@ -71,6 +71,6 @@ def test_draws_over_the_sequences_of_one_seed_follow_the_softmax() -> None:
 
 
 @pytest.mark.parametrize("seed", [1 << 64, -(1 << 63) - 1, 0.5])
-def test_a_seed_has_64_bits(seed: float) -> None:
+def test_seed_has_64_bits(seed: float) -> None:
     with pytest.raises(InvalidUsageError, match="seed"):
         SamplingParams(seed=seed)  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def planned(directory: Path, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("fault", CHANGES)
-def test_a_result_that_ranks_cannot_add_is_refused(
+def test_result_that_ranks_cannot_add_is_refused(
     fault: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +76,7 @@ def test_decoders_of_ark_are_sums(case: str, tmp_path: Path) -> None:
     assert planned(make_checkpoint(tmp_path / case, **CASES[case]), tmp_path) == 0
 
 
-def test_a_parameter_without_a_stored_name_is_named(
+def test_parameter_without_a_stored_name_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = decoder(CHANGES[""])

@@ -62,7 +62,7 @@ def renamed(directory: Path, **fields: Any) -> Path:
     return result
 
 
-def test_a_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:
+def test_registered_decoder_opens_its_checkpoints(tmp_path: Path) -> None:
     named = renamed(tmp_path / "named", architectures=["OwnForCausalLM"])
     typed = renamed(tmp_path / "typed", architectures=None, model_type="own")
     with pytest.raises(UnsupportedError, match="OwnForCausalLM"):
@@ -111,7 +111,7 @@ def generated(directory: Path, *extra: str) -> list[int]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_package_adds_a_decoder_to_the_command_line(tmp_path: Path) -> None:
+def test_package_adds_a_decoder_to_the_command_line(tmp_path: Path) -> None:
     """`ark generate` uses a decoder that a package adds by an entry point, on one rank and on two:
     the tokens are not Llama's.
     """

@@ -61,7 +61,7 @@ def test_invalid_stream_arguments_are_refused(given: dict[str, Any]) -> None:
         assert len(list(generator.stream(**good))) == 2
 
 
-def test_a_chunk_beyond_the_context_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_chunk_beyond_the_context_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert (choose_chunk(None, 8, 16), choose_chunk(8, 8, 16)) == (8, 8)
     assert not capsys.readouterr().err
     assert choose_chunk(9, 8, 16) == 8
@@ -78,17 +78,17 @@ def test_a_chunk_beyond_the_context_is_reported(capsys: pytest.CaptureFixture[st
         ("cpu", (16, 16)),
     ],
 )
-def test_a_chunk_fills_matrix_units(machine: str, chunks: tuple[int, int]) -> None:
+def test_chunk_fills_matrix_units(machine: str, chunks: tuple[int, int]) -> None:
     assert tuple(usual_chunk(registry.machine(machine), t) for t in (bf16, fp32)) == chunks
 
 
 @pytest.mark.parametrize("wrong", [5, b"x", ["sm_90a"]])
-def test_an_architecture_is_a_word(wrong: Any) -> None:
+def test_architecture_is_a_word(wrong: Any) -> None:
     with pytest.raises(ark.InvalidUsageError, match="the architecture is"):
         ark.init(backend="cpu", arch=wrong)
 
 
-def test_an_architecture_that_no_device_has() -> None:
+def test_architecture_that_no_device_has() -> None:
     with pytest.raises(ark.SystemError, match="was given the architecture 'sm_999', but"):
         ark.init(backend="cpu", arch="sm_999")
     ark.init(backend="cpu")

@@ -108,7 +108,7 @@ def test_one_changed_byte_between_sampled_pages_is_detected(original: Path, copy
     assert disagreement([original, copy]) == ["the ranks disagree on the weights"] * 2
 
 
-def test_a_changed_constant_of_the_config_is_detected(original: Path, copy: Path) -> None:
+def test_changed_constant_of_the_config_is_detected(original: Path, copy: Path) -> None:
     path = copy / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "rms_norm_eps": 1e-4}))
     words = "the ranks disagree on the model's config and tensors"
@@ -135,7 +135,7 @@ def test_every_byte_is_in_the_hash(original: Path, data: st.DataObject) -> None:
         assert digest(Checkpoint.open(original)) == before
 
 
-def test_a_file_that_has_become_shorter_is_named(copy: Path) -> None:
+def test_file_that_has_become_shorter_is_named(copy: Path) -> None:
     checkpoint = Checkpoint.open(copy)
     path = copy / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])

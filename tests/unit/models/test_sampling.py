@@ -62,7 +62,7 @@ NEVER: list[Any] = [object(), b"x", [[0.5]], NAN, INF]
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_field_has_its_range(name: str) -> None:
+def test_field_has_its_range(name: str) -> None:
     for value in ACCEPTED[name]:
         assert getattr(SamplingParams(**{name: value}), name) == value
     for value in REFUSED[name] + NEVER:
@@ -86,7 +86,7 @@ def test_other_spellings_of_a_value() -> None:
     assert SamplingParams(stop_token_ids=[2, 1]).stop_token_ids == (2, 1)  # type: ignore[arg-type]
 
 
-def test_a_seed_is_drawn_where_none_is_given() -> None:
+def test_seed_is_drawn_where_none_is_given() -> None:
     drawn = {SamplingParams().seeded().seed for _ in range(20)}
     assert len(drawn) == 20
     assert None not in drawn

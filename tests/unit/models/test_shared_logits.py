@@ -24,7 +24,7 @@ def tail(world: int) -> tuple[Plan, list[str]]:
     return result, kinds[len(kinds) - 1 - kinds[::-1].index("linear") :]
 
 
-def test_a_share_is_given_by_who_makes_it() -> None:
+def test_share_is_given_by_who_makes_it() -> None:
     result, kinds = tail(2)
     assert kinds == ["linear", "choose"]
     choose = result.ops[-1]
@@ -35,5 +35,5 @@ def test_a_share_is_given_by_who_makes_it() -> None:
     ]  # the peer's tasks signal a counter of this rank
 
 
-def test_a_record_has_room_for_few_peers() -> None:
+def test_record_has_room_for_few_peers() -> None:
     assert "combine" in tail(4)[1]

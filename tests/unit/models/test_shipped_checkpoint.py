@@ -125,7 +125,7 @@ def test_text_is_taken_out_of_the_package(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "b.txt").read_text() == f"{once}\n\n{once}\n"
 
 
-def test_the_training_script_writes_a_checkpoint(
+def test_training_script_writes_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.txt"

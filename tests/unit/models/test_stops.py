@@ -26,7 +26,7 @@ def streamed(tokens: list[int], stops: list[str]) -> tuple[list[str], str | None
     st.lists(st.integers(0, len(PIECES) - 1), max_size=30),
     st.lists(st.text("abend \u00e9", min_size=1, max_size=5), max_size=4),
 )
-def test_the_text_ends_before_the_first_stop_string(tokens: list[int], stops: list[str]) -> None:
+def test_text_ends_before_the_first_stop_string(tokens: list[int], stops: list[str]) -> None:
     whole = "".join(PIECES[t] for t in tokens)
     pieces, stopped = streamed(tokens, stops)
     ends = [end for end in range(len(whole) + 1) if whole[:end].endswith(tuple(stops))]
@@ -55,7 +55,7 @@ def test_no_part_of_a_stop_string_is_shown(tokens: list[int]) -> None:
         assert shown == whole[: len(whole) - held]
 
 
-def test_a_stop_string_over_three_tokens_is_never_shown() -> None:
+def test_stop_string_over_three_tokens_is_never_shown() -> None:
     pieces, stopped = streamed([PIECES.index(p) for p in ("ab", "e", "n", "d", "b")], ["end"])
     assert pieces == ["ab", "", "", "", "", ""]
     assert stopped == "end"
@@ -64,7 +64,7 @@ def test_a_stop_string_over_three_tokens_is_never_shown() -> None:
     assert stopped is None
 
 
-def test_the_first_min_tokens_are_not_searched() -> None:
+def test_first_min_tokens_are_not_searched() -> None:
     text = StoppedText(TOKENIZER.stream(), ["a"], min_tokens=2)
     pieces = [text.push(PIECES.index(piece)) for piece in ("a", "ba", "b", "ab", "n")]
     assert ("".join(pieces), text.stopped) == ("abab", "a")

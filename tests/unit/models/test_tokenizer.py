@@ -107,7 +107,7 @@ def test_streamed_text_goes_on_where_the_prompt_ended(kind: str, prompt: str, mo
     assert tokenizer.decode(first) + text == tokenizer.decode(first + new)
 
 
-def test_a_character_of_several_tokens_comes_whole() -> None:
+def test_character_of_several_tokens_comes_whole() -> None:
     tokenizer = Tokenizer(BACKENDS["bytes"])
     ids = tokenizer.backend.encode("é日", add_special_tokens=False).ids
     stream = tokenizer.stream()
@@ -116,7 +116,7 @@ def test_a_character_of_several_tokens_comes_whole() -> None:
     assert stream.finish() == "\ufffd"
 
 
-def test_a_step_does_not_decode_all_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_does_not_decode_all_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer(BACKENDS["bytes"])
     stream = tokenizer.stream(tokenizer.encode("a prompt of some length"))
     longest: list[int] = []
@@ -127,7 +127,7 @@ def test_a_step_does_not_decode_all_that_came_before(monkeypatch: pytest.MonkeyP
     assert max(longest[6:]) <= 4
 
 
-def test_a_prompt_that_the_model_cannot_take() -> None:
+def test_prompt_that_the_model_cannot_take() -> None:
     tokenizer = Tokenizer(BACKENDS["bytes"], vocab_size=100)
     with pytest.raises(ModelError, match=r"the model has 100 tokens"):
         tokenizer.encode("zebra")
@@ -153,7 +153,7 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["reading", "encoding"])
-def test_a_tokenizer_that_panics_is_named(where: str, tmp_path: Path) -> None:
+def test_tokenizer_that_panics_is_named(where: str, tmp_path: Path) -> None:
     """A tokenizer.json on which the tokenizers package panics, with a BaseException that is not an
     Exception, gives a ModelError. The files were found by fuzzing.
     """

@@ -242,7 +242,7 @@ def test_every_class_of_every_file(
         ({"map": {"additional_special_tokens": ["<|im_start|>"]}}, {}),
     ],
 )
-def test_a_token_that_one_file_alone_declares_is_one_id(
+def test_token_that_one_file_alone_declares_is_one_id(
     tmp_path: Path, where: dict[str, Any], config: dict[str, Any]
 ) -> None:
     folder = write(tmp_path / "made", {"kind": "bytes", "model_type": None, **where}, config)
@@ -251,7 +251,7 @@ def test_a_token_that_one_file_alone_declares_is_one_id(
 
 
 @pytest.mark.parametrize("kind", ["bytes", "llama3", "fallback"])
-def test_the_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: str) -> None:
+def test_text_of_a_chat_template_has_one_begin_token(tmp_path: Path, kind: str) -> None:
     """A text from a chat template, which contains the begin token, is encoded to the ids of
     apply_chat_template, without a second begin token.
     """
@@ -283,7 +283,7 @@ def test_classes_are_those_of_transformers() -> None:
         assert (kind in CORRECTED) == (own and kind in MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS)
 
 
-def test_a_class_that_ark_does_not_build_is_named(
+def test_class_that_ark_does_not_build_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = {"kind": "bytes", "model_type": "llama"}

@@ -148,7 +148,7 @@ def test_comments_and_strings_are_no_code() -> None:
         "void f() { volatile int v = 0; v = 1; }",
     ],
 )
-def test_the_source_is_not_filtered(text: str) -> None:
+def test_source_is_not_filtered(text: str) -> None:
     """A custom op's text may contain any code. ark does not filter it: a filter of words could not
     make an untrusted author's code safe.
     """
@@ -156,7 +156,7 @@ def test_the_source_is_not_filtered(text: str) -> None:
     plan(lambda: op(ark.tensor([4])))
 
 
-def test_an_error_within_arks_templates_is_passed_on() -> None:
+def test_error_within_arks_templates_is_passed_on() -> None:
     """If a custom op's text calls one of ark's templates wrongly, the error contains the compiler's
     reason and the line of the text.
     """
@@ -180,7 +180,7 @@ def test_an_error_within_arks_templates_is_passed_on() -> None:
         "copied.h(4): here",
     ],
 )
-def test_the_error_of_a_header_is_kept(log: str) -> None:
+def test_error_of_a_header_is_kept(log: str) -> None:
     digest = custom_form.register(copied()._form)
     kept = custom_form.complaints(log, [("copied", digest)])
     assert "error: no match" in kept and "copied.h" in kept and "loop" not in kept
@@ -222,7 +222,7 @@ def _with_params(custom_plan: Plan, **params: Any) -> str:
     return to_json(custom_plan)
 
 
-def test_a_plan_with_unregistered_ops_is_refused() -> None:
+def test_plan_with_unregistered_ops_is_refused() -> None:
     """A plan is data. It can run only ops that the process has registered with exactly the same
     text.
     """
@@ -276,7 +276,7 @@ def _name_in_cache(custom_plan: Plan) -> tuple[str, str]:
     return emitted.source.text, name
 
 
-def test_the_text_is_in_the_caches_key_and_in_the_source_once() -> None:
+def test_text_is_in_the_caches_key_and_in_the_source_once() -> None:
     def twice(text: str) -> Plan:
         op = copied(text, tile={"m": 8})
         return plan(lambda: [op(ark.tensor([n])) for n in (16, 40)])
@@ -323,7 +323,7 @@ def test_compiler_messages_are_passed_on(backend: str, machine: str) -> None:
     assert "task_" not in message and refused.value.__suppress_context__
 
 
-def test_a_function_of_other_operands_is_said_at_its_call() -> None:
+def test_function_of_other_operands_is_said_at_its_call() -> None:
     """If the function of a custom op takes other operands than its signature states, the error
     lists the operands of the call.
     """
@@ -336,7 +336,7 @@ def test_a_function_of_other_operands_is_said_at_its_call() -> None:
     assert "ArkOperand" in str(refused.value) and "copied.h:2" in str(refused.value)
 
 
-def test_the_source_may_be_a_file(tmp_path: Path) -> None:
+def test_source_may_be_a_file(tmp_path: Path) -> None:
     path = tmp_path / "my text.h"
     path.write_text(COPY.replace("copied", "filed"))
     op = ark.custom_op("filed", path, "x[m] -> y[m]")
@@ -348,7 +348,7 @@ def test_the_source_may_be_a_file(tmp_path: Path) -> None:
         ark.custom_op("filed", 3, "x[m] -> y[m]")
 
 
-def test_the_reference_is_the_users_function() -> None:
+def test_reference_is_the_users_function() -> None:
     with use_model(Model()) as model:
         custom.scale()(ark.tensor([2, 3]), ark.tensor([3]), by=4)
         copied()(ark.tensor([2]))
@@ -421,7 +421,7 @@ def test_gradients_are_refused_by_name_or_another_custom_op() -> None:
     ark.init(backend="cpu")
 
 
-def test_the_names_on_the_page_exist() -> None:
+def test_names_on_the_page_exist() -> None:
     section = (
         (ROOT / "docs/custom-ops.md").read_text().split("## Names for a body")[1].split("`#if")[0]
     )

@@ -41,7 +41,7 @@ assert ark.exp2.__doc__.startswith("2^input, elementwise") and "exp2" in ark.__a
 """
 
 
-def test_the_entry_of_the_page_is_a_whole_op(tmp_path: Path) -> None:
+def test_entry_of_the_page_is_a_whole_op(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     text = (ROOT / TABLE).read_text()
     assert '"exp2"' not in text and '"reglu"' not in text
@@ -52,6 +52,6 @@ def test_the_entry_of_the_page_is_a_whole_op(tmp_path: Path) -> None:
     edited.run(tmp_path, {"ark.tasks.functions": text}, PROGRAM)
 
 
-def test_the_page_names_one_file() -> None:
+def test_page_names_one_file() -> None:
     first = PAGE.split("\n\n")[1].replace("\n", " ")
     assert f"1 file: `{TABLE}`." in first

@@ -112,7 +112,7 @@ def test_plans_run_on_cpu_ranks(plan: str) -> None:
     np.testing.assert_allclose(whole_of(NET, parts), in_torch(), rtol=1e-4, atol=1e-4)
 
 
-def test_a_batch_that_is_first_read_in_another_shape_is_cut() -> None:
+def test_batch_that_is_first_read_in_another_shape_is_cut() -> None:
     """The cut refers to the dimensions of the tensor itself, not to those of its first view."""
 
     def net() -> Any:

@@ -98,7 +98,7 @@ def test_shares_pass_only_where_they_may() -> None:
     assert after(lambda t: ark.mul(t, 3.0)) == {"+": {0}}
 
 
-def test_a_share_of_a_whole_tensor_is_refused() -> None:
+def test_share_of_a_whole_tensor_is_refused() -> None:
     plan = ParallelGraph(GRAPH, 2)
     for node in plan.nodes:
         (piece,) = plan.pieces(node)
@@ -114,7 +114,7 @@ def test_a_share_of_a_whole_tensor_is_refused() -> None:
         plan.op_trans(plan.pieces(add)[0], "+", 2)
 
 
-def test_a_part_of_the_experts_gives_zeros_for_others() -> None:
+def test_part_of_the_experts_gives_zeros_for_others() -> None:
     """An op that computes a part of the experts gives zeros for rows that chose other experts, as
     the NumPy reference does. The number of a part that does not exist is refused.
     """

@@ -108,7 +108,7 @@ def test_autotune_takes_slices_where_memory_is_slow(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WAYS)
-def test_the_chosen_update_is_one_kernel_with_sliced_moments(kind: str) -> None:
+def test_chosen_update_is_one_kernel_with_sliced_moments(kind: str) -> None:
     """Checks the plan's figures: one kernel for each rank, and N / n bytes of each moment."""
     tuned = autotune(lambda: coco.started(kind), WAYS[kind], SLOW_MEMORY)
     moments = {"adam": 2, "lamb": 1}[kind]

@@ -182,7 +182,7 @@ def plans_of(kind: str = "reshape") -> list[Plan]:
 
 
 @pytest.mark.parametrize("shared", ["buffer", "tensor"])
-def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> None:
+def test_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> None:
     """The verifier refuses a plan in which two buffers that keep their contents have the same name.
     Only one of them would be filled.
     """
@@ -203,7 +203,7 @@ def test_a_plan_whose_lasting_memory_shares_its_name_is_refused(shared: str) -> 
     assert refused >= 6
 
 
-def test_a_value_named_like_persistent_memory_is_separate() -> None:
+def test_value_named_like_persistent_memory_is_separate() -> None:
     graph = Graph()
     value = graph.tensor((4,), fp32, name="x")  # precedes the state tensor `x`
     x, y, w = (graph.tensor((4,), fp32, arena="state", name=name) for name in "xyw")

@@ -117,7 +117,7 @@ def test_values_after_the_steps_are_the_logical_tensor(data: st.DataObject) -> N
     assert layouts_in_numpy.replicas_agree(held, at)
 
 
-def test_an_omitted_step_is_detected() -> None:
+def test_omitted_step_is_detected() -> None:
     """Shows that the comparison of the tests above would notice a missing step: if no step of a
     layout change is executed, the array is not the sum.
     """
@@ -159,7 +159,7 @@ def test_invalid_layouts_are_refused(
         change(shape, Layout.parse(before), Layout.parse(after or before))
 
 
-def test_the_command_prints_the_object(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_object(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layout", "--shape", "64x64", "--from", "R1V4D1,1", "--to", "R4V1D1,1"]
     assert main([*words, "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
@@ -169,7 +169,7 @@ def test_the_command_prints_the_object(capsys: pytest.CaptureFixture[str]) -> No
     assert "all reduce among 4, 6144" in capsys.readouterr().out
 
 
-def test_the_command_counts_parts_of_elements(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_counts_parts_of_elements(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layout", "--shape", "1x1", "--from", "R1V4D1,1", "--to", "R4V1D1,1", "--json"]
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["elements"] == 1.5

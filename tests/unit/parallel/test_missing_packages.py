@@ -33,7 +33,7 @@ def without_ortools(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_a_command_without_ortools_names_it(
+def test_command_without_ortools_names_it(
     without_ortools: None, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     assert main(words) == 2
@@ -42,7 +42,7 @@ def test_a_command_without_ortools_names_it(
     assert "fits" not in errors and "is not an algorithm" not in errors
 
 
-def test_a_missing_package_ends_the_search() -> None:
+def test_missing_package_ends_the_search() -> None:
     def start() -> ParallelGraph:
         model = Model(0, 1)
         with use_model(model):
@@ -56,7 +56,7 @@ def test_a_missing_package_ends_the_search() -> None:
         autotune(start, {"search": missing}, Rates(1e5, 1e4, 5e4))
 
 
-def test_a_machine_of_a_backend_that_is_broken_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_of_a_backend_that_is_broken_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def get(name: str) -> object:
         raise SystemError(f"the backend {name} cannot be imported")
 

@@ -58,7 +58,7 @@ def _trained(step: Step, result: Any, plans: list[Any]) -> list[dict[str, np.nda
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_step_is_the_same_without_moments_on_the_device(plan: str) -> None:
+def test_step_is_the_same_without_moments_on_the_device(plan: str) -> None:
     """Parameters and moments after the steps equal, bit for bit, those of plans with moments on the
     device. With `offload`, device memory holds no moments.
     """
@@ -88,7 +88,7 @@ def _is_moment(step: Step, buffer: str) -> bool:
     return step.names.get(buffer, "").startswith(("mean.", "square."))
 
 
-def test_a_graph_without_moments_is_refused() -> None:
+def test_graph_without_moments_is_refused() -> None:
     with ark.use_model(ark.Model(0, 1)) as model:
         ark.linear(ark.tensor([8, 16]), ark.parameter([32, 16]))
     with pytest.raises(ModelError, match="no optimizer whose moments"):

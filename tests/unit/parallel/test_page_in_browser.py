@@ -30,7 +30,7 @@ def prediction() -> Prediction:
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_page_draws(prediction: Prediction, theme: str, tmp_path: Path) -> None:
+def test_page_draws(prediction: Prediction, theme: str, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     page.write_text(render_page(prediction, "a model"))
     shown = browse(page, theme, "--dump-dom")
@@ -73,7 +73,7 @@ def test_layers_are_chosen_by_keys_and_buttons(prediction: Prediction, tmp_path:
     assert second.startswith("Layers across, ranks down; layer 2 of ")
 
 
-def test_the_page_fits_a_phone_and_describes_its_canvases(
+def test_page_fits_a_phone_and_describes_its_canvases(
     prediction: Prediction, tmp_path: Path
 ) -> None:
     page, text = tmp_path / "plan.html", render_page(prediction, "a model")
@@ -90,7 +90,7 @@ def test_the_page_fits_a_phone_and_describes_its_canvases(
     assert float(needed) <= float(width) and unnamed == "0" and float(layer) >= 12
 
 
-def test_an_error_in_the_script_is_detected(prediction: Prediction, tmp_path: Path) -> None:
+def test_error_in_the_script_is_detected(prediction: Prediction, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     page.write_text(render_page(prediction, "a model").replace('"use strict";', "nobody();", 1))
     assert re.findall(r"CONSOLE.*nobody", browse(page, "light", "--dump-dom").stderr)

@@ -198,7 +198,7 @@ def test_random_schedules_hold(placement: Placement, memory: int, count: int) ->
     assert schedule.period >= max(placement.load(d) for d in range(placement.devices))
 
 
-def test_the_verifier_detects_invalid_schedules() -> None:
+def test_verifier_detects_invalid_schedules() -> None:
     placement = shape("V")
     schedule = tessel(placement, 4, 4).entries
     assert verify(placement, [4] * 4, 4, schedule) is None
@@ -222,7 +222,7 @@ def test_too_little_time_states_a_gap() -> None:
 
 
 @pytest.mark.parametrize("name", ["K", pytest.param("NN", marks=slow)])
-def test_the_same_schedule_every_time(name: str) -> None:
+def test_same_schedule_every_time(name: str) -> None:
     assert tessel(shape(name), 5, 6) == tessel(shape(name), 5, 6)
 
 
@@ -282,7 +282,7 @@ def test_bad_arguments_are_refused(
         tessel(placement, memory, count)
 
 
-def test_the_command_prints_the_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocks = [
         {"name": "f", "span": 1, "memory": 1, "devices": [0], "after": []},
         {"name": "b", "span": 3, "memory": -1, "devices": [0], "after": ["f"]},

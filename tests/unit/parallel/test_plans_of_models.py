@@ -42,7 +42,7 @@ def test_on_cpu_ranks(kind: str, plan: str, ranks: int) -> None:
     assert on_cpu_ranks(kind, plan, ranks, verified=True) < FP32
 
 
-def test_the_table_has_every_plan_and_kind() -> None:
+def test_table_has_every_plan_and_kind() -> None:
     text = PAGE.read_text()
     assert all(f"| `{plan}` |" in text for plan in NAMES)
     assert all(f"| {kind} |" in text for kind in KINDS)

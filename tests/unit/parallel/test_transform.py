@@ -122,7 +122,7 @@ def test_plans_on_cpu_ranks(split: Callable[[ParallelGraph], None], ranks: int, 
     np.testing.assert_array_equal(whole_of(graph, parts), one_device(graph, inputs))
 
 
-def test_a_missing_share_is_detected() -> None:
+def test_missing_share_is_detected() -> None:
     """Shows that the comparison of the tests above would notice an error: if one of two partial
     sums is missing, the result differs.
     """

@@ -32,7 +32,7 @@ def perceptron() -> Any:
     return ark.add(ark.linear(hidden, down, name="down"), x)
 
 
-def test_the_plan_of_the_page() -> None:
+def test_plan_of_the_page() -> None:
     graph = traced(perceptron)
     inputs = inputs_of(graph, 6)
     want = one_device(graph, inputs)

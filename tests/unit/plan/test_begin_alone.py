@@ -56,7 +56,7 @@ def accepted(plans: list[Plan], symmetry: Symmetry | None = None) -> bool:
 @pytest.mark.parametrize(
     ("name", "needed"), [("messages", True), ("sums", True), ("decoder", False)]
 )
-def test_a_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> None:
+def test_wait_is_missed_if_brute_force_misses_it(name: str, needed: bool) -> None:
     """Without one of the waits for the previous iteration, the verifier refuses a plan exactly if
     brute force finds a conflict. needed: True for plans in which some of these waits are necessary.
     In a decoder none is, because a later sum proves the same order.

@@ -147,7 +147,7 @@ def wanted(program: CollectiveProgram, inputs: list[np.ndarray], rank: int) -> n
     }[program.collective]()
 
 
-def test_the_interpreter_detects_unwritten_data() -> None:
+def test_interpreter_detects_unwritten_data() -> None:
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor([4, 1], name="x")

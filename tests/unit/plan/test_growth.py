@@ -40,7 +40,7 @@ def decoder(target: Machine, chunk: int = 0, dtype: ark.DataType = bf16, **optio
 
 
 @pytest.mark.parametrize("chunk", [0, 4])
-def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
+def test_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
     for target in (offers_roles(), machine(4, Capability.PACKETS)):
         planned = decoder(target, chunk)
         tasks = growing(planned)
@@ -61,7 +61,7 @@ def test_a_decoder_streams_its_caches_and_the_file_says_so(chunk: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [fp32, bf16])
-def test_the_block_variant_and_fp32_read_caches_in_place(dtype: ark.DataType) -> None:
+def test_block_variant_and_fp32_read_caches_in_place(dtype: ark.DataType) -> None:
     """Attention reads its caches in place if they are not streamed: in the `block` variant, and in
     fp32, for which matrix units cannot be used.
     """
@@ -69,7 +69,7 @@ def test_the_block_variant_and_fp32_read_caches_in_place(dtype: ark.DataType) ->
     assert not growing(decoder(offers_roles(), dtype=dtype, **options))
 
 
-def test_a_part_has_a_stage_at_least() -> None:
+def test_part_has_a_stage_at_least() -> None:
     """A part of attention has at least the positions of one stage, here 64 of a head of width 64,
     although more processors are available.
     """
@@ -94,7 +94,7 @@ def test_several_sequences_have_fewer_parts(batch: int, room: int, parts: int) -
     assert parts > 1 or not any(op.kind == "attention_merge" for op in planned.ops)
 
 
-def test_a_head_has_no_more_parts_than_can_be_merged() -> None:
+def test_head_has_no_more_parts_than_can_be_merged() -> None:
     """A head is divided into at most as many parts as the merging task can hold. Here there are
     many processors for few heads, and shared memory beside the ring has room for 24 parts of 34
     floats.
@@ -117,7 +117,7 @@ CHANGES: dict[str, Callable[[Growth], Growth]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_growth_is_refused(change: str) -> None:
+def test_changed_growth_is_refused(change: str) -> None:
     decoder_plan = decoder(offers_roles())
     place, task = growing(decoder_plan)[0]
     (fetch,) = task.fetches
@@ -201,7 +201,7 @@ def test_stages_that_a_ring_cannot_hold_are_refused() -> None:
         verify([changed])
 
 
-def test_a_growing_fetch_is_one_record_with_its_growth() -> None:
+def test_growing_fetch_is_one_record_with_its_growth() -> None:
     """The records from which the device makes growing fetches contain the plan's numbers: the
     address of the rows, the largest number of rows, and which part of the positions the task has.
     """

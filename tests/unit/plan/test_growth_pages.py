@@ -32,7 +32,7 @@ def served(page: int = 16, apart: bool = True, stage: int = 4096) -> Plan:
     return plan
 
 
-def test_an_engine_streams_its_pages_and_the_file_says_so() -> None:
+def test_engine_streams_its_pages_and_the_file_says_so() -> None:
     """An engine's plan streams paged caches, and is equal after writing and reading its file. The
     records contain the first page's address, the page table, the row and the part.
     """

@@ -33,13 +33,13 @@ OTHERS = (
 )  # where params are a kernel's arguments
 
 
-def test_a_plan_holds_parameters_without_defaults() -> None:
+def test_plan_holds_parameters_without_defaults() -> None:
     assert list(TopKParams(k=3, rows=1).to_plan().items()) == [("k", 3), ("rows", 1)]
     params = TopKParams(k=3, least=True, rows=2).to_plan()
     assert list(params.items()) == [("k", 3), ("least", True), ("rows", 2)]
 
 
-def test_a_kind_reads_them_back() -> None:
+def test_kind_reads_them_back() -> None:
     model = Model()
     with use_model(model):
         x = ark.tensor([8, 64], ark.fp32)

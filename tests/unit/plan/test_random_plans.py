@@ -81,7 +81,7 @@ def test_verifier_and_brute_force_agree(
 
 
 @pytest.mark.parametrize("inner", [slice(0, 4), slice(4, 12), slice(0, 16)])
-def test_a_write_hides_only_the_bytes_that_it_covers(
+def test_write_hides_only_the_bytes_that_it_covers(
     monkeypatch: pytest.MonkeyPatch, inner: slice
 ) -> None:
     """A write hides earlier writes only for the bytes that it covers: here the whole tensor is

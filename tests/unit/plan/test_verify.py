@@ -94,7 +94,7 @@ def test_planned_plans_have_no_fault_by_brute_force(plan: Plan) -> None:
         assert faults(plan, number) == []
 
 
-def test_the_oracle_sees_a_dropped_wait() -> None:
+def test_oracle_sees_a_dropped_wait() -> None:
     plan = decoder_plans(MACHINES["two"])[0]
     changed = drop_wait(plan, random.Random(3))
     assert any(faults(changed, n) for n in range(len(plan.phases)))
@@ -170,7 +170,7 @@ def test_shared_memory_that_just_suffices_is_enough(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("option", ["pinned", "Fuse", "packet"])
-def test_an_option_that_the_planner_does_not_have_is_refused(option: str) -> None:
+def test_option_that_the_planner_does_not_have_is_refused(option: str) -> None:
     with pytest.raises(InvalidUsageError, match=f"no option '{option}'.*external, fuse"):
         decoder_plans(MACHINES["two"], **{option: False})
 

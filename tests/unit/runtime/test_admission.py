@@ -162,7 +162,7 @@ HOSTILE: dict[str, Callable[[Data], None]] = {
 
 
 @pytest.mark.parametrize("machine", ["h100", "mi300x"])
-def test_a_plan_without_an_operand_stream_is_admitted_without_a_ring(machine: str) -> None:
+def test_plan_without_an_operand_stream_is_admitted_without_a_ring(machine: str) -> None:
     graph = Graph()
     x = graph.tensor((64,), fp32, arena="state", name="x")
     out = graph.tensor((64,), fp32, arena="state", name="out")
@@ -184,14 +184,14 @@ def test_hostile_plans_are_refused_in_a_paragraph(
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 1000
 
 
-def test_the_plan_itself_is_admitted(data: Data) -> None:
+def test_plan_itself_is_admitted(data: Data) -> None:
     plan = from_json(json.dumps(data))
     admit([plan], registry.machine("cpu-4"))
     assert json.loads(to_json(plan)) == data
 
 
 @pytest.mark.parametrize("name", ["mi300x", "a100", "h100"])
-def test_a_plan_for_another_device_is_refused_before_anything_is_compiled(name: str) -> None:
+def test_plan_for_another_device_is_refused_before_anything_is_compiled(name: str) -> None:
     shape = Shape(CONFIG, by_name("fp32"), 64, 4, 0, 1)
     plan = make_plans(shape, registry.machine(name))[0]
     with pytest.raises(PlanError, match=rf"made for {name} .* runs on cpu-1 .*plan again"):
@@ -199,7 +199,7 @@ def test_a_plan_for_another_device_is_refused_before_anything_is_compiled(name: 
     admit([plan])  # valid if no device is given
 
 
-def test_a_changed_parameter_makes_another_program(data: Data) -> None:
+def test_changed_parameter_makes_another_program(data: Data) -> None:
     """A plan with a changed parameter is valid, but `difference` reports that its program is
     another one.
     """
@@ -236,7 +236,7 @@ def test_plans_fit_the_memory_of_a_processor(name: str, shape: tuple[int, int, i
     check_shared_memory(plan, machine_of(plan), dialect)
 
 
-def test_a_plan_that_needs_more_than_a_processor_has_is_not_admitted() -> None:
+def test_plan_that_needs_more_than_a_processor_has_is_not_admitted() -> None:
     made_for = registry.machine("mi300x")
     plan = make_plan(product(4, 3000, 64, made_for), made_for)
     data = to_dict(plan)
@@ -268,7 +268,7 @@ def test_reading_a_plan_needs_a_plan(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_an_expression_of_a_file_never_becomes_code(expr: object) -> None:
+def test_expression_of_a_file_never_becomes_code(expr: object) -> None:
     graph = Graph()
     x = graph.tensor((8,), fp32, arena="state", name="x")
     out = graph.tensor((8,), fp32, arena="state", name="out")

@@ -82,7 +82,7 @@ CHANGES = [sha256_alone, one_byte, of_another_name, of_another_kind, with_anothe
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_entry_is_dropped_and_made_again(place: Path, change: Any) -> None:
+def test_changed_entry_is_dropped_and_made_again(place: Path, change: Any) -> None:
     cache.store(cache.PLANS, NAME, b"content")
     change(place / "plans" / NAME)
     assert cache.load(cache.PLANS, NAME) is None
@@ -92,7 +92,7 @@ def test_a_changed_entry_is_dropped_and_made_again(place: Path, change: Any) -> 
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
-def test_a_folder_that_others_may_write(
+def test_folder_that_others_may_write(
     place: Path, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache.store(cache.PLANS, NAME, b"content")
@@ -107,7 +107,7 @@ def test_a_folder_that_others_may_write(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_of_another_user(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache.store(cache.PLANS, NAME, b"content")
     os.chown(place, 12345, -1)
     assert cache.load(cache.PLANS, NAME) is None
@@ -152,7 +152,7 @@ def test_leftovers_of_killed_processes_are_removed(place: Path) -> None:
     assert not new.exists()
 
 
-def test_a_plan_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = registry.machine("cpu-2")
     shape = Shape(CONFIG, by_name("fp32"), 64, 0)
     result = plans(shape, machine)
@@ -162,7 +162,7 @@ def test_a_plan_that_cannot_be_read_is_made_again(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("content", [b"", b"no library", b".so\0", b".so\0\x7fELF and no more"])
-def test_a_program_that_cannot_be_loaded_is_made_again(content: bytes) -> None:
+def test_program_that_cannot_be_loaded_is_made_again(content: bytes) -> None:
     chosen = registry.get("cpu")
     device = chosen.open(0)
     plan = plans(Shape(CONFIG, by_name("fp32"), 64, 0), device.machine)[0]
@@ -219,7 +219,7 @@ def mounted(mounting: str) -> list[str]:
     return wrapper
 
 
-def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
+def test_full_disk_under_the_cache(tmp_path: Path) -> None:
     """If the disk of the cache is full, the entry is not stored and the generated text is
     the same.
     """
@@ -233,7 +233,7 @@ def test_a_full_disk_under_the_cache(tmp_path: Path) -> None:
 
 
 @slow
-def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
+def test_cache_that_can_only_be_read(tmp_path: Path) -> None:
     """With a read-only cache, existing entries are used, missing entries are compiled but not
     stored, and `ark cache clear` is refused.
     """
@@ -260,7 +260,7 @@ def test_a_cache_that_can_only_be_read(tmp_path: Path) -> None:
 
 
 @slow
-def test_a_full_disk_under_the_compiler(tmp_path: Path) -> None:
+def test_full_disk_under_the_compiler(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     done = generate(*full_disk(disk, "4k"), TMPDIR=str(disk))
     assert done.returncode == 2, done.stderr
@@ -296,7 +296,7 @@ def test_concurrent_requests_create_an_entry_once(place: Path) -> None:
     assert not list(place.glob("programs/.making-*"))
 
 
-def test_a_process_that_builds_too_long_is_not_waited_for(
+def test_process_that_builds_too_long_is_not_waited_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "_PATIENCE_S", 0.1)

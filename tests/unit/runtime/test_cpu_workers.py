@@ -37,7 +37,7 @@ def run() -> int:
     return thread_ids.get(timeout=10)
 
 
-def test_the_next_launch_has_the_same_thread() -> None:
+def test_next_launch_has_the_same_thread() -> None:
     """A launch that follows another one at once runs on the same thread, because the thread is free
     when the end is reported.
     """
@@ -55,7 +55,7 @@ def test_launches_at_one_time_have_threads_of_their_own() -> None:
     assert not barrier.broken
 
 
-def test_a_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "IDLE_S", 0.01)
     number = run()
     end = time.monotonic() + 20
@@ -67,7 +67,7 @@ def test_a_thread_with_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_threads_of_its_own() -> None:
+def test_forked_child_has_threads_of_its_own() -> None:
     run()
     child = os.fork()
     if child == 0:
@@ -102,7 +102,7 @@ static void ark_run(const ArkParams* params, ark_u32 processor, char*) {{
 """
 
 
-def test_the_caller_checks_for_signals_while_other_processors_wait() -> None:
+def test_caller_checks_for_signals_while_other_processors_wait() -> None:
     folder = resources.files("ark_cpu")
     parts = {name: folder.joinpath(f"{name}.h").read_text() for name in ("prelude", "entry")}
     source = Source(WAITING.format(**parts))

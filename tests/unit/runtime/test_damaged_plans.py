@@ -78,7 +78,7 @@ def test_loading_refuses_a_damaged_plan(damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_runtime_refuses_a_damaged_plan_also_with_a_model(damage: str) -> None:
+def test_runtime_refuses_a_damaged_plan_also_with_a_model(damage: str) -> None:
     """A plan that is run together with a model is checked like one without a model."""
     model = Model()
     ark.init(backend="cpu")
@@ -88,13 +88,13 @@ def test_a_runtime_refuses_a_damaged_plan_also_with_a_model(damage: str) -> None
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_an_export_refuses_a_damaged_plan(damage: str) -> None:
+def test_export_refuses_a_damaged_plan(damage: str) -> None:
     with pytest.raises(PlanError):
         files(damaged(small(), damage), registry.get("cpu"), "native", "small")
 
 
 @pytest.mark.parametrize("damage", ["two lanes", "two warps", "4 GiB of packets"])
-def test_a_generator_refuses_a_damaged_plan(tmp_path: Path, damage: str) -> None:
+def test_generator_refuses_a_damaged_plan(tmp_path: Path, damage: str) -> None:
     make_checkpoint(tmp_path)
     checkpoint, backend = Checkpoint.open(tmp_path), registry.get("cpu")
     device = backend.open(0)
@@ -108,7 +108,7 @@ def test_a_generator_refuses_a_damaged_plan(tmp_path: Path, damage: str) -> None
     device.close()
 
 
-def test_a_changed_copy_of_a_verified_plan_is_not_verified() -> None:
+def test_changed_copy_of_a_verified_plan_is_not_verified() -> None:
     plan = small()
     verify([plan])
     assert plan.verified and not dataclasses.replace(plan, rank=0).verified
@@ -116,7 +116,7 @@ def test_a_changed_copy_of_a_verified_plan_is_not_verified() -> None:
     assert Rotated(plan)[0].verified
 
 
-def test_a_plan_beyond_free_memory_lists_its_arenas() -> None:
+def test_plan_beyond_free_memory_lists_its_arenas() -> None:
     model = Model()
     with use_model(model):
         ark.relu(ark.matmul(ark.parameter([1 << 10, 1 << 18]), ark.tensor([1 << 18, 4])))
@@ -134,7 +134,7 @@ def test_a_plan_beyond_free_memory_lists_its_arenas() -> None:
     assert not memory_shortage(plan, 0, "it has") and not memory_shortage(plan, 2 << 30, "it has")
 
 
-def test_a_machine_without_a_model_of_its_name_keeps_to_its_architecture() -> None:
+def test_machine_without_a_model_of_its_name_keeps_to_its_architecture() -> None:
     data = to_dict(small())
     data["machine"]["name"] = "a-box"
     admit([from_dict(data)])

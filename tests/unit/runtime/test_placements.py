@@ -63,7 +63,7 @@ def _adding() -> tuple[Plan, list[int], list[np.ndarray]]:
     return plan, ids, [np.full(64, 0.0, np.float32) for _ in range(25)]
 
 
-def test_a_launch_in_flight_keeps_its_memory() -> None:
+def test_launch_in_flight_keeps_its_memory() -> None:
     """If buffers move during a launch, that launch still writes to the memory with which it was
     started.
     """

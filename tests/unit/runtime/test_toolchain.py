@@ -93,7 +93,7 @@ def ones(backend: Any) -> np.ndarray:
         device.close()
 
 
-def test_the_stand_in_is_a_checked_backend() -> None:
+def test_stand_in_is_a_checked_backend() -> None:
     assert isinstance(StandIn(), CheckedBackend) and not isinstance(cpu, CheckedBackend)
 
 
@@ -105,7 +105,7 @@ def test_known_results_are_right_on_the_cpu() -> None:
         device.close()
 
 
-def test_a_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = StandIn()
     assert (ones(backend) == 1.0).all() and backend.compiler.texts == 2
     ones(backend)
@@ -131,7 +131,7 @@ def crash(text: str) -> str:
     raise SystemError("no memory for the compiler")
 
 
-def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = StandIn(wrong_attention)
     with pytest.raises(SystemError) as raised:
         ones(backend)
@@ -146,7 +146,7 @@ def test_a_miscompiler_is_refused_by_name(small: None, monkeypatch: pytest.Monke
     assert (ones(cpu) == 1.0).all()
 
 
-def test_a_check_that_cannot_be_made_is_no_verdict(
+def test_check_that_cannot_be_made_is_no_verdict(
     small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = StandIn(crash)
@@ -159,7 +159,7 @@ def test_a_check_that_cannot_be_made_is_no_verdict(
 
 
 @pytest.mark.parametrize("change, verdict", [(None, "pass"), (wrong_attention, "fail")])
-def test_the_doctor_examines_it(small: None, change: Any, verdict: str) -> None:
+def test_doctor_examines_it(small: None, change: Any, verdict: str) -> None:
     with Bench(cpu, 0) as bench:
         bench.backend = StandIn(change)  # type: ignore[assignment]
         actual = checks.compiler(bench)

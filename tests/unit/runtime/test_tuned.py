@@ -56,7 +56,7 @@ def test_choices_are_kept_and_planned_with(own_cache: Path) -> None:
     assert to_json(product_plan()) == to_json(usual)
 
 
-def test_a_cut_that_no_kernel_has_is_not_taken(own_cache: Path) -> None:
+def test_cut_that_no_kernel_has_is_not_taken(own_cache: Path) -> None:
     assert to_json(product_plan((7, 11, 1))) == to_json(product_plan())
 
 
@@ -112,7 +112,7 @@ def test_every_candidate_computes_the_product(own_cache: Path) -> None:
             np.testing.assert_allclose(c.to_numpy(), left @ right, rtol=1e-4, atol=1e-4)
 
 
-def test_the_command_measures_and_keeps(own_cache: Path, capsys) -> None:
+def test_command_measures_and_keeps(own_cache: Path, capsys) -> None:
     path = own_cache / "plan.json"
     path.write_text(to_json(product_plan()))
     assert main(["tune", str(path), "--backend", "cpu", "--repeats", "1"]) == 0

@@ -154,7 +154,7 @@ def _smaller(access: kinds.Access) -> kinds.Access:
 
 
 @pytest.mark.parametrize("which", ["reads", "writes"])
-def test_a_declaration_that_is_too_small_is_found(
+def test_declaration_that_is_too_small_is_found(
     which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_plan = family_plan(movement, 0)

@@ -17,7 +17,7 @@ from ark.tasks.attention_tiles import tiles
     ("heads", "width", "rows", "most"),
     [(16, 128, 8192, 1.01), (16, 128, 4096, 1.03), (16, 64, 8192, 1.01), (8, 256, 8192, 1.01)],
 )
-def test_the_fullest_processor_has_little_more_keys_than_the_mean(
+def test_fullest_processor_has_little_more_keys_than_the_mean(
     heads: int, width: int, rows: int, most: float
 ) -> None:
     plan, _ = planned(attention(heads, width, rows), registry.machine("h100"))

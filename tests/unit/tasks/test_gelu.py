@@ -81,7 +81,7 @@ def test_other_factors_are_computed_as_they_are(tree) -> None:
 
 
 @pytest.mark.parametrize("tree", [by_tanh(t) for t in TANH])
-def test_the_forms_with_tanh_are_gelu(tree) -> None:
+def test_forms_with_tanh_are_gelu(tree) -> None:
     """Checks the trees of this file with their definition in float64."""
     x = np.linspace(-4.0, 4.0, 101)
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)

@@ -55,7 +55,7 @@ def product_of(task_plan: Plan) -> kinds.Signature:
 
 
 @pytest.mark.parametrize(("x", "w", "options", "side"), CASES)
-def test_a_cpu_multiplies_windows_as_torch_does(
+def test_cpu_multiplies_windows_as_torch_does(
     x: Shape, w: Shape, options: dict[str, Any], side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -94,7 +94,7 @@ def test_cuts_of_window_products_are_not_tuned(monkeypatch: pytest.MonkeyPatch) 
     assert products([planned(*CASES[0][:3], monkeypatch)]) == []
 
 
-def test_the_reference_is_a_product_with_the_matrix() -> None:
+def test_reference_is_a_product_with_the_matrix() -> None:
     windows = {
         "side": 1,
         "size": [2],

@@ -56,7 +56,7 @@ def test_other_terms_are_refused(
         reduction(shapes, term, dtype, axis)
 
 
-def test_a_term_with_indices_has_at_most_four_dimensions() -> None:
+def test_term_with_indices_has_at_most_four_dimensions() -> None:
     strides = (120, 120, 120, 40, 1)
     operands = (
         OperandType("fp32", (1, 1, 1, 3, 40), strides),

@@ -33,7 +33,7 @@ def _at_once(function: str, rows: int, columns: int, machine: Machine) -> int:
 @pytest.mark.parametrize(
     ("rows", "columns", "at_once"), [(191, 96, 4), (48, 192, 4), (12, 384, 2), (16, 768, 2)]
 )
-def test_a_warp_holds_few_rows_at_once(rows: int, columns: int, at_once: int) -> None:
+def test_warp_holds_few_rows_at_once(rows: int, columns: int, at_once: int) -> None:
     assert _at_once("rmsnorm", rows, columns, MATRIX) == at_once
 
 

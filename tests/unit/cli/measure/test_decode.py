@@ -69,7 +69,7 @@ def test_logits_are_checked_without_times_of_a_peer(
 
 
 @pytest.mark.parametrize("words", [(), ("--model", "any")])
-def test_a_prediction_needs_no_warm_up(
+def test_prediction_needs_no_warm_up(
     words: tuple[str, ...],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -91,7 +91,7 @@ def test_a_prediction_needs_no_warm_up(
     assert row["further"] == (pytest.approx(further) if words else None)
 
 
-def test_a_prediction_of_one_token_has_no_time_of_further_tokens(
+def test_prediction_of_one_token_has_no_time_of_further_tokens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "predict", lambda backend, model: None)
@@ -136,7 +136,7 @@ def test_nccl_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         Peer("nccl", None, None)  # type: ignore[arg-type]
 
 
-def test_the_distance_is_by_row() -> None:
+def test_distance_is_by_row() -> None:
     right = np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 10.0]])
     off = right.copy()
     off[1] = [0.0, 10.5, 10.0]

@@ -65,7 +65,7 @@ def test_invalid_results_are_refused(tmp_path: Path, change: dict[str, Any], mes
 @pytest.mark.parametrize(
     ("key", "value"), [("commit", "main"), ("date", "today"), ("source", "x"), ("figures", None)]
 )
-def test_an_invalid_header_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+def test_invalid_header_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     path = tmp_path / "results.json"
     data = json.loads(encode(results_of(figure("ops/add", 2e-6))))
     data[key] = value
@@ -74,7 +74,7 @@ def test_an_invalid_header_is_refused(tmp_path: Path, key: str, value: Any) -> N
         read(path)
 
 
-def test_a_network_that_failed_is_a_figure_with_its_error() -> None:
+def test_network_that_failed_is_a_figure_with_its_error() -> None:
     pytest.importorskip("torch")
     from ark.cli.measure.modules import ModuleFigures
 

@@ -41,6 +41,6 @@ def test_layers_beyond_the_model_are_refused(
     assert "--layers" in capsys.readouterr().err
 
 
-def test_the_option_layers_needs_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_layers_needs_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "decode", "--layers", "1,2"]) == 2
     assert "--model" in capsys.readouterr().err

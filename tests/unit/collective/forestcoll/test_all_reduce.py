@@ -99,7 +99,7 @@ def direct_network(seed):
 
 
 @pytest.mark.parametrize("seed", range(0, 300, 10))
-def test_the_programme_over_cuts_equals_the_one_over_all_trees(seed):
+def test_programme_over_cuts_equals_the_one_over_all_trees(seed):
     for each in range(seed, seed + examples(10)):
         topology = direct_network(each)
         best = optimal_all_reduce(topology)

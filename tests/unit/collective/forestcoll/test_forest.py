@@ -194,7 +194,7 @@ def test_same_input_gives_the_same_trees():
 
 
 @pytest.mark.parametrize("k", [0, -1, 1 << 30])
-def test_a_k_out_of_range_is_refused(k):
+def test_k_out_of_range_is_refused(k):
     with pytest.raises(InvalidUsageError, match=f"k is {k}"):
         optimal(ring(4), k)
 
@@ -257,7 +257,7 @@ def test_networks_with_degraded_links_have_an_optimum_that_trees_attain(seed):
         check_program(program)
 
 
-def test_a_switch_that_receives_more_than_it_sends():
+def test_switch_that_receives_more_than_it_sends():
     """Three ranks on a switch; g0 sends at 1 GB/s, all other links have 3 GB/s.
 
     All data of g0 pass its link of 1 GB/s, so the rate x* is at most 1. 7 GB/s enter the switch and

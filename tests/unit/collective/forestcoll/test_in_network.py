@@ -44,7 +44,7 @@ def test_known_rates(name):
     assert forest(topology, "all_reduce").algbw == rate
 
 
-def test_the_program_equals_the_counts_of_the_trees():
+def test_program_equals_the_counts_of_the_trees():
     """In the program of an all-reduce in a box whose switch reduces, every port of the switch
     carries the data once, as the trees' counts say, and the sums are right.
     """
@@ -164,7 +164,7 @@ def rate_by_trees(topology):
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 20))
-def test_the_bound_is_reached_by_all_trees_concurrently(seed):
+def test_bound_is_reached_by_all_trees_concurrently(seed):
     for each in range(seed, seed + examples(20)):
         topology = small(each)
         best = optimal_all_reduce(topology, in_network=True)

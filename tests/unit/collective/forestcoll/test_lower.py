@@ -50,7 +50,7 @@ def test_other_reductions_and_pieces(reduction):
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce"])
-def test_a_window_keeps_programs_right_and_starts_the_next_level_sooner(collective):
+def test_window_keeps_programs_right_and_starts_the_next_level_sooner(collective):
     network = topology.named("a100x4")
     at_once, in_turn = make(network, collective), make(network, collective, window=1)
     assert check(in_turn).puts == check(at_once).puts

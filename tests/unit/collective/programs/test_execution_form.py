@@ -195,7 +195,7 @@ def is_right(program: CollectiveProgram, seeds: int = 3) -> None:
 
 
 @pytest.mark.parametrize(("world", "collective", "algorithm"), ROUNDS)
-def test_a_plan_is_right_and_read_with_the_same_results(
+def test_plan_is_right_and_read_with_the_same_results(
     world: int, collective: str, algorithm: str
 ) -> None:
     is_right(synthesize(named(f"full{world}"), collective, algorithm, pieces=1))
@@ -207,7 +207,7 @@ def test_plans_on_named_topologies_are_right(name: str) -> None:
         is_right(synthesize(named(name), collective), seeds=1)
 
 
-def test_a_long_chain_goes_on_in_another_block() -> None:
+def test_long_chain_goes_on_in_another_block() -> None:
     b = ProgramBuilder("chain", "broadcast", 2, 1, root=0)
     b.scratch(100)
     b.copy(0, Span(IN, 0), Span("scratch", 0))
@@ -245,7 +245,7 @@ def damaged(text: str, name: str) -> str:
     raise AssertionError(name)
 
 
-def test_a_plan_that_forgets_a_wait_is_refused() -> None:
+def test_plan_that_forgets_a_wait_is_refused() -> None:
     text = to_execution_plan(synthesize(named("ring4"), "all_gather", "ring"))
     plan = json.loads(text)
     for block in plan["gpus"][1]["threadblocks"]:
@@ -325,7 +325,7 @@ def all_pairs(world: int, place: str) -> str:
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_a_plan_in_place_that_reads_its_peers_is_read(world: int) -> None:
+def test_plan_in_place_that_reads_its_peers_is_read(world: int) -> None:
     inputs = [np.arange(2 * world) + 100 * r for r in range(world)]
     for result in execute(from_execution_plan(all_pairs(world, "i")), inputs):
         np.testing.assert_array_equal(result, sum(inputs))

@@ -149,7 +149,7 @@ def test_missing_data_is_reported() -> None:
             p.input(0).to(p.output(0))
 
 
-def test_a_contribution_counted_twice_is_found() -> None:
+def test_contribution_counted_twice_is_found() -> None:
     with pytest.raises(PlanError):
 
         @ark.comm.program("all_reduce", 2, chunks=1, scratch=1)
@@ -161,7 +161,7 @@ def test_a_contribution_counted_twice_is_found() -> None:
                 p.reduce(mine, p.scratch(rank), mine, into=p.output(rank))
 
 
-def test_a_mean_is_divided_once() -> None:
+def test_mean_is_divided_once() -> None:
     @ark.comm.program("all_reduce", 2, chunks=1, scratch=1, reduction="mean")
     def mean(p) -> None:
         for rank in p.ranks:

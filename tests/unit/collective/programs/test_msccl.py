@@ -62,7 +62,7 @@ def ring(world: int, attributes: str = 'inplace="1" outofplace="0"') -> str:
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_a_ring_in_place_adds_everything(world: int) -> None:
+def test_ring_in_place_adds_everything(world: int) -> None:
     inputs = [np.arange(world * 2) + 100 * r for r in range(world)]
     for program in execute(from_xml(ring(world)), inputs):
         np.testing.assert_array_equal(program, sum(inputs))

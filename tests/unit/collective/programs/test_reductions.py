@@ -33,7 +33,7 @@ def test_known_answers_of_the_combiner():
     assert reference("combiner", vectors([2, 2], [2, 2])).tolist() == [2, 2]
 
 
-def test_the_combiner_is_not_symmetric_so_order_matters():
+def test_combiner_is_not_symmetric_so_order_matters():
     a, b, c = vectors([1, 0], [1, 1], [2, 1])
     first, second = reference("combiner", [a, b, c]), reference("combiner", [c, b, a])
     assert not np.allclose(first, second)

@@ -86,7 +86,7 @@ def line():
     return b.build()
 
 
-def test_a_plan_passes_data_on_through_the_rank_that_a_route_names():
+def test_plan_passes_data_on_through_the_rank_that_a_route_names():
     plans = []
     for rank in range(3):
         model = Model(rank, 3)
@@ -101,7 +101,7 @@ def test_a_plan_passes_data_on_through_the_rank_that_a_route_names():
     assert [peers - {rank} for rank, peers in enumerate(to)] == [{1}, {2}, set()]
 
 
-def test_a_rank_with_two_names_is_refused():
+def test_rank_with_two_names_is_refused():
     program = line()
     ops = list(program.operations[0])
     ops[1] = dataclasses.replace(ops[1], route=("x0", "g1"))

@@ -15,7 +15,7 @@ BYTES_PER_MIB = 1 << 20
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 20))
-def test_the_default_sketch_joins_all_ranks_of_mixed_networks(seed):
+def test_default_sketch_joins_all_ranks_of_mixed_networks(seed):
     for each in range(seed, seed + 20):
         topology = random_eulerian(each)
         if len(topology.ranks) < 2:
@@ -55,7 +55,7 @@ def test_optimality_names_its_objective():
         "mesh2x3",
     ],
 )
-def test_the_default_sketch_comes_near_the_bound(name):
+def test_default_sketch_comes_near_the_bound(name):
     topology = named(name)
     program = synthesize_taccl(topology, None, "all_gather", 10, size_bytes=256 * BYTES_PER_MIB)
     _, result = tune_pieces(program.program, topology, 256 * BYTES_PER_MIB)

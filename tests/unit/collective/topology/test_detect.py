@@ -23,7 +23,7 @@ def test_detection_takes_the_first_reader_that_sees_devices():
     assert topology.capacities() == {("g0", "g1"): 100, ("g1", "g0"): 100}
 
 
-def test_the_host_connects_otherwise_separate_devices():
+def test_host_connects_otherwise_separate_devices():
     host = tuple((device, Fraction(32)) for device in range(4))
     pairs = ((0, 1, Fraction(100)), (2, 3, Fraction(100)))
     apart = detect([lambda: MachineLinks("pairs", 4, pairs, (), host)])
@@ -40,7 +40,7 @@ def test_detection_without_devices_gives_every_reason():
         detect([])
 
 
-def test_a_backend_that_cannot_be_loaded_is_a_reason(monkeypatch):
+def test_backend_that_cannot_be_loaded_is_a_reason(monkeypatch):
     points = [EntryPoint("broken", "no_such_backend", "ark.backends")]
     monkeypatch.setattr("ark.collective.topology.detect.entry_points", lambda group: points)
     with pytest.raises(SystemError, match="backend broken cannot be loaded"):
@@ -140,7 +140,7 @@ def hip(count, hops, arch="gfx942:sramecc+"):
     return package
 
 
-def test_a_mesh_through_hip(monkeypatch):
+def test_mesh_through_hip(monkeypatch):
     from ark_rocm.links import read_links
 
     monkeypatch.setitem(sys.modules, "hip", hip(8, lambda a, b: (4, 1)))

@@ -18,7 +18,7 @@ def times(alpha, gbps, sizes):
     return [alpha + n / gbps / 1e3 for n in sizes]
 
 
-def test_a_line_is_found_again():
+def test_line_is_found_again():
     sizes = (64, 4096, 1 << 20)
     line = fit(sizes, times(3.5, 12.5, sizes))
     assert (line.alpha_us, line.gbps) == pytest.approx((3.5, 12.5))

@@ -25,7 +25,7 @@ def test_each_pass_gives_the_stored_graph(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
-def test_a_second_run_of_each_pass_changes_nothing(case: Case) -> None:
+def test_second_run_of_each_pass_changes_nothing(case: Case) -> None:
     before, context = step_of(case)
     once = RUNS[case.name](before, context)
     assert to_text(RUNS[case.name](once, context)) == to_text(once)

@@ -56,7 +56,7 @@ def transposes(graph: Graph) -> int:
 
 
 @pytest.mark.parametrize(("back", "left"), [((1, 2, 0), 0), ((2, 1, 0), 1), ((0, 1, 2), 1)])
-def test_a_transpose_that_is_undone_is_left_out(back: Sequence[int], left: int) -> None:
+def test_transpose_that_is_undone_is_left_out(back: Sequence[int], left: int) -> None:
     program = Turned((3, 4, 5), (2, 0, 1), back)
     assert transposes(program.graph) == 2
     assert transposes(program.rewritten()) == left

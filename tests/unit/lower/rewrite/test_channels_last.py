@@ -124,7 +124,7 @@ def test_other_convolutions_keep_channels_first(why: str, given: dict[str, Any])
     assert "transpose" not in kinds(planned(given.pop("machine", "h100"), **given)), why
 
 
-def test_a_matrix_with_another_reader_is_kept() -> None:
+def test_matrix_with_another_reader_is_kept() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         ark.conv(ark.tensor(X, ark.bf16), ark.tensor(W, ark.bf16), padding=1)

@@ -38,7 +38,7 @@ def types(model: ark.Model, kept: frozenset[int] = NO_OTHER_READERS) -> list[str
     ]
 
 
-def test_the_second_convolution_reads_rows() -> None:
+def test_second_convolution_reads_rows() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
@@ -47,7 +47,7 @@ def test_the_second_convolution_reads_rows() -> None:
     assert types(model) == ["transpose", *convolution, "relu", *convolution]
 
 
-def test_a_bias_per_channel_and_a_residual_keep_channels_last() -> None:
+def test_bias_per_channel_and_a_residual_keep_channels_last() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor(SHAPE, ark.bf16)
@@ -58,7 +58,7 @@ def test_a_bias_per_channel_and_a_residual_keep_channels_last() -> None:
     assert remaining == ["transpose", "matmul", "add", "add", "relu", "matmul"]
 
 
-def test_an_image_is_turned_once_for_two() -> None:
+def test_image_is_turned_once_for_two() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.relu(ark.tensor(SHAPE, ark.bf16))
@@ -67,7 +67,7 @@ def test_an_image_is_turned_once_for_two() -> None:
     assert types(model).count("transpose") == 1
 
 
-def test_an_image_that_was_written_again_is_turned_again() -> None:
+def test_image_that_was_written_again_is_turned_again() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.relu(ark.tensor(SHAPE, ark.bf16))
@@ -150,7 +150,7 @@ def test_parameters_per_channel_keep_channels_last_unless_read_by_name() -> None
     assert types(network(1, 64, 1, 1)).count("transpose") == 3
 
 
-def test_the_shape_of_a_mean_that_is_read_by_name_stays() -> None:
+def test_shape_of_a_mean_that_is_read_by_name_stays() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.conv(ark.tensor(SHAPE, ark.bf16), weights(), padding=1)
@@ -162,7 +162,7 @@ def test_the_shape_of_a_mean_that_is_read_by_name_stays() -> None:
     assert mean.outputs[0].shape == (4, 64, 1)
 
 
-def test_a_network_of_residual_blocks_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_of_residual_blocks_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     nn = torch.nn
@@ -219,7 +219,7 @@ def test_concatenated_channels_are_slices_of_one_buffer() -> None:
     assert len({t.buffer.id for t in slices if t.shape[-1] < 256}) == 1
 
 
-def test_a_network_of_concatenating_blocks_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_of_concatenating_blocks_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     nn = torch.nn

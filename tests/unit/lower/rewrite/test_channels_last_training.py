@@ -73,7 +73,7 @@ def network() -> Any:
     return Whole().train()
 
 
-def test_a_training_step_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_step_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides, dilation, rows that are not whole boxes, batch norms, a max pool and residuals."""
     torch.manual_seed(0)
     module_of, given = network(), torch.randn(3, 3, 42, 38)

@@ -53,7 +53,7 @@ FORMS: dict[str, tuple[Callable[[Any], Any], int]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_chain_is_one_copy_of_the_same_elements(name: str) -> None:
+def test_chain_is_one_copy_of_the_same_elements(name: str) -> None:
     build, left = FORMS[name]
     model = ark.Model(0, 1)
     with ark.use_model(model):
@@ -67,7 +67,7 @@ def test_a_chain_is_one_copy_of_the_same_elements(name: str) -> None:
     np.testing.assert_array_equal(computed(graph, given, out.ir), want)
 
 
-def test_a_source_that_is_overwritten_is_not_read_late() -> None:
+def test_source_that_is_overwritten_is_not_read_late() -> None:
     model = ark.Model(0, 1)
     with ark.use_model(model):
         x = ark.tensor(SHAPE, fp32, name="x")

@@ -29,7 +29,7 @@ def planned(x: Shape, w: Shape, dtype: Any, **conv: Any) -> Plan:
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(ark.fp32, 4), (ark.bf16, 8)], ids=str)
-def test_the_first_convolution_of_a_network_makes_no_matrix(dtype: Any, channels: int) -> None:
+def test_first_convolution_of_a_network_makes_no_matrix(dtype: Any, channels: int) -> None:
     """The first convolution of a network builds no matrix of windows, in which each pixel would
     occur 49 times. Only the image is copied: with its padding, and with as many channels as fill 16
     bytes.

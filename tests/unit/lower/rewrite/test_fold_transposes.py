@@ -29,14 +29,14 @@ def _product(perm: list[int], rows: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         ([1, 0, 4, 3, 2], ["elementwise", "transpose", "matmul"]),
     ],
 )
-def test_a_transpose_is_read_in_another_shape(perm: list[int], kinds: list[str]) -> None:
+def test_transpose_is_read_in_another_shape(perm: list[int], kinds: list[str]) -> None:
     model = Model()
     with use_model(model):
         _product(perm, [6, 4, 7])
     assert [op.kind for op in plan(model.graph, machine("cpu-2")).ops] == kinds
 
 
-def test_the_products_are_right() -> None:
+def test_products_are_right() -> None:
     ark.init(backend="cpu")
     left, right, out = _product([0, 1, 4, 3, 2], [6, 4, 7])
     draw = np.random.default_rng(0).standard_normal

@@ -98,13 +98,13 @@ def test_epilogues_of_products_are_fused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "bias, read twice"])
-def test_the_variant_for_large_products_takes_them_in(name: str) -> None:
+def test_variant_for_large_products_takes_them_in(name: str) -> None:
     task_plan = planned(JOINED[name][0], machines.MODELS["h100"], scale=32)
     assert task_plan.variant == "matrix"
     assert [op.kind for op in task_plan.ops if op.kind != "iteration_end"] == ["matmul"]
 
 
-def test_a_product_with_another_reader_is_written() -> None:
+def test_product_with_another_reader_is_written() -> None:
     def build(a: Any, b: Any, bias: Any, column: Any, rest: Any) -> Any:
         x = product(a, b)
         return ark.relu(x) + ark.reduce_sum(x, 1)
@@ -113,7 +113,7 @@ def test_a_product_with_another_reader_is_written() -> None:
     assert "expr" not in next(op.params for op in task_plan.ops if op.kind == "matmul")
 
 
-def test_a_product_is_not_moved_past_a_write_of_its_operands() -> None:
+def test_product_is_not_moved_past_a_write_of_its_operands() -> None:
     def build(a: Any, b: Any, bias: Any, column: Any, rest: Any) -> Any:
         x = product(a, b)
         ark.copy(a * 2.0, a)

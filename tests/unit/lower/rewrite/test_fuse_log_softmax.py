@@ -55,7 +55,7 @@ def kinds(build: Callable[[Tensor, Tensor], Tensor], rows: int = 6, classes: int
 
 
 @pytest.mark.parametrize("build", [loss, smoothed])
-def test_the_logarithms_of_classes_are_not_stored(build: Callable[..., Tensor]) -> None:
+def test_logarithms_of_classes_are_not_stored(build: Callable[..., Tensor]) -> None:
     assert "log_softmax" not in kinds(build)
     assert kinds(build).count("reduce_logsumexp") == 1
 
@@ -65,7 +65,7 @@ def test_other_log_softmaxes_stay(build: Callable[..., Tensor]) -> None:
     assert kinds(build).count("log_softmax") == 1
 
 
-def test_a_log_softmax_of_few_classes_stays() -> None:
+def test_log_softmax_of_few_classes_stays() -> None:
     assert kinds(loss, classes=31).count("log_softmax") == 1
     assert "log_softmax" not in kinds(loss, classes=32)
 

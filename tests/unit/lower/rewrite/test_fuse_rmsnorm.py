@@ -90,7 +90,7 @@ def kinds(build: Callable[..., Tensor], dtype: ark.DataType) -> list[str]:
 
 @pytest.mark.parametrize("build", [as_llama, as_t5, as_gemma])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_the_norm_is_one_and_equals_torchs(build: Callable[..., Tensor], dtype: str) -> None:
+def test_norm_is_one_and_equals_torchs(build: Callable[..., Tensor], dtype: str) -> None:
     """A norm of plain ops becomes one op and equals torch's. The rows contain integers, so that
     sums of squares are exact in any order.
     """

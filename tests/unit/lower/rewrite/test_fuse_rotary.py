@@ -95,7 +95,7 @@ def test_results_are_those_of_the_ops(data: Any) -> None:
         np.testing.assert_allclose(result, program.wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_llama_of_transformers_is_products_norms_and_attention(
+def test_llama_of_transformers_is_products_norms_and_attention(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The model is planned for matrix units and run on the CPU, and compared with torch."""

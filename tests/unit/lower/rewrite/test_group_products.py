@@ -32,7 +32,7 @@ def test_three_products_of_an_input_are_cut_to_fill_the_processors_once() -> Non
     assert tiles[0] > 132 // 3 and tiles[1] <= 132
 
 
-def test_a_product_stays_behind_a_copy_into_its_weights() -> None:
+def test_product_stays_behind_a_copy_into_its_weights() -> None:
     model = Model()
     with use_model(model):
         x, w = ark.tensor([8, 16], fp32, name="x"), ark.tensor([16, 16], fp32, name="w")

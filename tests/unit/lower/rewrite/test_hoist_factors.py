@@ -43,7 +43,7 @@ def normed() -> None:
 
 
 @pytest.mark.parametrize("machine", ["h100", "mi300x", "cpu"])
-def test_a_batch_norm_has_one_factor_and_one_term_a_channel(machine: str) -> None:
+def test_batch_norm_has_one_factor_and_one_term_a_channel(machine: str) -> None:
     ops = expressions(planned(normed, machine))
     assert [kind for kind, text in ops if "rsqrt" in text] == ["elementwise", "elementwise"]
     (after,) = [text for _, text in ops if "relu" in text]

@@ -156,7 +156,7 @@ def shapes(graph: Graph, kept: frozenset[int] = frozenset(), machine: Machine = 
     return [(n.type, n.outputs[0].shape[0]) for n in nodes]
 
 
-def test_a_chain_without_other_readers_is_computed_for_its_row() -> None:
+def test_chain_without_other_readers_is_computed_for_its_row() -> None:
     graph, between, _ = chained()
     assert shapes(graph) == [("gather", 1), ("matmul", 1), ("matmul", 1)]
     only_second = [("matmul", ROWS), ("gather", 1), ("matmul", 1)]
@@ -175,7 +175,7 @@ def test_gathers_are_not_moved_past_writes() -> None:
     assert shapes(graph) == [(n.type, n.outputs[0].shape[0]) for n in graph.nodes]
 
 
-def test_the_first_token_of_a_prompt_takes_one_row_behind_the_last_attention() -> None:
+def test_first_token_of_a_prompt_takes_one_row_behind_the_last_attention() -> None:
     config = dataclasses.replace(builtin_config("llama-3.2-1b"), num_hidden_layers=2)
     machine = with_matrix(machines.model(2))
     (plan,) = make_plans(Shape(config, bf16, 300, 128), machine, {"variant": "matrix"})

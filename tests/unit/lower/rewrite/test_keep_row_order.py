@@ -108,12 +108,12 @@ def test_rows_are_computed_as_before(form: Any, copies: int) -> None:
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_block_whose_rows_do_not_come_back_is_left() -> None:
+def test_block_whose_rows_do_not_come_back_is_left() -> None:
     graph, _, _, kept = built(displaced)
     assert keep_row_order(graph, Context(registry.machine("cpu"), {}, kept)) is graph
 
 
-def test_a_block_in_several_phases_is_left() -> None:
+def test_block_in_several_phases_is_left() -> None:
     graph, _, _, kept = built(lambda *given: block(*given, 0))
     context = Context(registry.machine("cpu"), {}, kept)
     assert keep_row_order(graph, context) is not graph

@@ -47,7 +47,7 @@ class Program:
 
 
 @pytest.mark.parametrize("viewed", [False, True])
-def test_an_equal_op_is_computed_once(viewed: bool) -> None:
+def test_equal_op_is_computed_once(viewed: bool) -> None:
     program = Program(viewed=viewed)
     merged = merge_equal(program.graph, Context(H200))
     assert [n.type for n in merged.nodes].count("mul") == 1
@@ -59,7 +59,7 @@ def test_other_numbers_and_overwritten_inputs_are_computed(program: Program) -> 
     assert merge_equal(program.graph, Context(H200)) is program.graph
 
 
-def test_a_result_that_the_caller_reads_is_computed() -> None:
+def test_result_that_the_caller_reads_is_computed() -> None:
     program = Program()
     kept = frozenset({program.middle[1].ir.buffer.id})
     assert merge_equal(program.graph, Context(H200, kept=kept)) is program.graph

@@ -81,7 +81,7 @@ def test_every_form_computes_transformers_logits(kind: str, form: str, tmp_path:
     assert tokens[PROMPT:].tolist() == theirs.argmax(-1).tolist()
 
 
-def test_a_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
+def test_llama_layer_becomes_five_ops(tmp_path: Path) -> None:
     """The decode phase of a Llama layer becomes five ops. One more would take a tenth of a token's
     time longer.
     """
@@ -323,6 +323,6 @@ BROKEN: list[Any] = [
 
 
 @pytest.mark.parametrize("entry", BROKEN, ids=repr)
-def test_a_broken_entry_is_refused(entry: Any) -> None:
+def test_broken_entry_is_refused(entry: Any) -> None:
     with pytest.raises(ark.PlanError, match="plan again"):
         from_meta({"packing": entry})

@@ -73,7 +73,7 @@ def test_rows_stay_dense(machine: str) -> None:
     assert pitches(prepared(doubled, 197, machine, seen=True), 197) == {197}
 
 
-def test_a_cpu_needs_no_padding() -> None:
+def test_cpu_needs_no_padding() -> None:
     assert pitches(prepared(weighted, 197, "cpu-2"), 197) == {197}
 
 

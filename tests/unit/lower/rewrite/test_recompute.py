@@ -60,7 +60,7 @@ def _least(nodes: Any) -> int:
 @pytest.mark.parametrize(
     "kind", [pytest.param(k, marks=() if k == "Swin" else slow) for k in SHARES]
 )
-def test_a_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
+def test_step_in_less_memory_trains_as_torch_does(kind: str) -> None:
     """A training step whose activations are recomputed trains as torch does, if its graph is run in
     NumPy in float64.
     """
@@ -96,7 +96,7 @@ def _run(step: Step, plan: Plan, kind: str) -> dict[str, np.ndarray]:
 
 @slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
+def test_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
     """On a CPU, a plan with at most 60% of the memory for activations gives the same bits of
     parameters and moments after two steps.
     """
@@ -112,7 +112,7 @@ def test_a_kernel_that_recomputes_gives_the_same_bits(kind: str) -> None:
         np.testing.assert_array_equal(actual[name], value)
 
 
-def test_the_cheapest_bytes_are_computed_again() -> None:
+def test_cheapest_bytes_are_computed_again() -> None:
     """Of a sum and a product of equal size, the sum is recomputed, because it takes fewer
     operations.
     """

@@ -57,7 +57,7 @@ def test_cells_of_a_diagonal_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -
     assert ends[1] < 0.5 * ends[0]
 
 
-def test_a_chain_keeps_its_order() -> None:
+def test_chain_keeps_its_order() -> None:
     model = Model()
     with use_model(model):
         a = ark.tensor([4096])

@@ -64,7 +64,7 @@ def test_other_rows_stay_in_fp32(rows: int, dtype: DataType, norm: DataType) -> 
     assert len(first) == 4 and last[0][0] == "fp32"
 
 
-def test_a_decoder_embeds_in_both_types() -> None:
+def test_decoder_embeds_in_both_types() -> None:
     shape = Shape(LLAMA_3_2_1B, bf16, 640, 0, batch=8)
     planned = plan(build(shape).graph, H100)
     embedding = next(op for op in planned.ops if op.kind == "embedding")

@@ -66,7 +66,7 @@ def test_gates_without_other_readers_are_split() -> None:
     assert shared.nodes == model.graph.nodes
 
 
-def test_a_cell_is_products_and_one_task_kind() -> None:
+def test_cell_is_products_and_one_task_kind() -> None:
     plan, _ = planned(lstm(4, 6, 64), H100)
     kinds = [op.kind for op in plan.ops]
     assert kinds.count("matmul") == 2 * 24 - 4

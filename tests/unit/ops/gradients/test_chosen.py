@@ -15,7 +15,7 @@ def _types(graph: object) -> list[str]:
     return [node.type for node in graph.nodes]  # type: ignore[attr-defined]
 
 
-def test_a_cross_entropy_has_a_gradient_without_scatters() -> None:
+def test_cross_entropy_has_a_gradient_without_scatters() -> None:
     """The gradient of the logits reads the log softmax once, and equals torch's in float64. Rows
     that are ignored have none.
     """
@@ -69,7 +69,7 @@ def test_several_elements_of_a_line_are_scattered() -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 8, 9])
-def test_a_table_of_few_rows_has_a_gradient_without_scatters(rows: int) -> None:
+def test_table_of_few_rows_has_a_gradient_without_scatters(rows: int) -> None:
     """The gradient of rows that are looked up many times, also by negative numbers, equals torch's.
     In a table of few rows it is a sum of all updates with the row's number.
     """

@@ -44,7 +44,7 @@ def test_behind_one_switch_halving_and_doubling_is_used() -> None:
 
 
 @pytest.mark.parametrize("after", ["R8V1D1,1", "R2V1D2,2", "R1V1D1,8"])
-def test_the_steps_give_the_sum(after: str) -> None:
+def test_steps_give_the_sum(after: str) -> None:
     target = Layout.parse(after)
     steps, _ = change_on(load("dgx1v"), SHAPE, SUMS, target, 4)
     random = np.random.default_rng(3)
@@ -61,7 +61,7 @@ def test_other_numbers_of_ranks_are_refused() -> None:
         change_on(load("ring4"), SHAPE, SUMS, WHOLE, 4)
 
 
-def test_the_command_says_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_says_times(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layout", "--shape", "64x64", "--from", "R1V4D1,1", "--to", "R4V1D1,1"]
     assert main([*words, "--topology", "ring4", "--json"]) == 0
     output = json.loads(capsys.readouterr().out)

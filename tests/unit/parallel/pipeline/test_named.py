@@ -76,7 +76,7 @@ def test_three_forward_passes_precede_the_backward_pass() -> None:
         assert starts["f3", m] < starts["b3", m] < starts["b0", m]
 
 
-def test_an_order_is_kept_with_other_times() -> None:
+def test_order_is_kept_with_other_times() -> None:
     plan = named("interleaved", 4)
     schedule = list_schedule(plan, 8)
     other = named("interleaved", 4, Spans(3, 4, 1))

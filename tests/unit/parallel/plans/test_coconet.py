@@ -86,7 +86,7 @@ def test_split_gives_collectives() -> None:
     assert [p.name for p in programs] == ["ring"]
 
 
-def test_a_split_value_is_split_again() -> None:
+def test_split_value_is_split_again() -> None:
     """A value that is split along one dimension is split again along another one, so that ranks
     exchange data by sends.
     """
@@ -131,7 +131,7 @@ def test_optimizer_memory_is_divided() -> None:
         coconet.as_slice(plan, "nobody")
 
 
-def test_a_product_and_its_all_reduce_in_chunks() -> None:
+def test_product_and_its_all_reduce_in_chunks() -> None:
     plan = product()
     want = result(product())["result"]
     coconet.overlap(plan, named(plan, "product"), named(plan, "relu"), 0, 2)
@@ -166,7 +166,7 @@ def test_slices_are_sent_down_a_pipeline() -> None:
         assert shapes == [(ROWS // 2, WIDTH)] * 2
 
 
-def test_a_stage_of_two_ranks_is_transformed_by_itself() -> None:
+def test_stage_of_two_ranks_is_transformed_by_itself() -> None:
     """CoCoNet's third program: a stage's sum is computed in slices, which the stage's ranks send
     on.
     """
@@ -200,7 +200,7 @@ def test_a_stage_of_two_ranks_is_transformed_by_itself() -> None:
         assert sent == [(ROWS // 2, 16)] * 3  # 1 within the stage, 2 to the next
 
 
-def test_a_dropout_is_computed_in_slices() -> None:
+def test_dropout_is_computed_in_slices() -> None:
     """CoCoNet's Dropout(AR(x)) + r: each rank draws the mask for its rows only."""
 
     def dropped() -> ParallelGraph:
@@ -274,7 +274,7 @@ def _summed(plan: ParallelGraph) -> Node:
     return plan.graph.add("reduce_sum", [tensor], [out], attrs)
 
 
-def test_a_local_operand_is_refused() -> None:
+def test_local_operand_is_refused() -> None:
     model = Model(0, 1)
     with use_model(model):
         x, y = ark.tensor((ROWS, WIDTH), name="x"), ark.tensor((ROWS, 16), name="y")

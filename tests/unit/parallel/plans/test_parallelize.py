@@ -252,7 +252,7 @@ def test_no_choice_is_better_than_the_one_found(rates: Rates) -> None:
     assert actual.us == pytest.approx(min(each), abs=1e-2)
 
 
-def test_a_plan_of_the_users() -> None:
+def test_plan_of_the_users() -> None:
     graph = traced(perceptron)
 
     def rows_in_turn(plan: ParallelGraph) -> None:

@@ -78,7 +78,7 @@ def test_1f1b_runs_on_cpu_ranks() -> None:
         np.testing.assert_array_equal(whole_of(graph, [(view, array)]), want)
 
 
-def test_the_schedule_of_the_page() -> None:
+def test_schedule_of_the_page() -> None:
     (text,) = (b for b in python_blocks("parallel.md") if "schedule = tessel(" in b)
     graph = there_and_back(2)
     space = {"ark": ark, "tessel": tessel, "shape": shape, "pipelined": pipelined}
@@ -88,7 +88,7 @@ def test_the_schedule_of_the_page() -> None:
     assert space["schedule"].makespan == (4 + 2 - 1) * (1 + 2)  # type: ignore[attr-defined]
 
 
-def test_a_schedule_that_contradicts_the_data_is_refused() -> None:
+def test_schedule_that_contradicts_the_data_is_refused() -> None:
     graph = there_and_back(2)
     schedule = tessel(shape("V", 2, 1, 2), 2, MICRO_BATCHES)
     backwards = dataclasses.replace(

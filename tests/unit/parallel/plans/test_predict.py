@@ -172,7 +172,7 @@ def test_too_little_memory_is_refused(splits: Splits, target: Target) -> None:
         best(splits, 2, target, Work(True, 4), 10**9)
 
 
-def test_a_script_in_place_of_a_checkpoint(
+def test_script_in_place_of_a_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`ark parallelize` accepts a script in place of a checkpoint: here a perceptron with 131,072
@@ -201,7 +201,7 @@ def test_a_script_in_place_of_a_checkpoint(
     assert "builds no model" in capsys.readouterr().err
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     words = ["parallelize", SMALL, "--mesh", "2x4", "--machine", "h100", "--sequence", "512"]
     assert main([*words, "--plan", "1f1b,megatron", "--json", "--html", str(page)]) == 0
@@ -264,7 +264,7 @@ made.data = { textContent: require("fs").readFileSync(process.argv[2], "utf8") }
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node runs the page's script")
 @pytest.mark.parametrize("names", [("1f1b", "megatron"), ("interlaced", "auto"), ("zero3", "row")])
-def test_the_script_draws(splits: Splits, target: Target, names: Any, tmp_path: Path) -> None:
+def test_script_draws(splits: Splits, target: Target, names: Any, tmp_path: Path) -> None:
     """Runs the page's script with a stub document that records calls: every figure is a number, and
     no exception is thrown.
     """

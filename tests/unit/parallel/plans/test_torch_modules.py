@@ -38,7 +38,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_torch_module_in_place_of_a_checkpoint(
+def test_torch_module_in_place_of_a_checkpoint(
     call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The module's parameters, whose heads are views of another shape, count as parameters: data

@@ -54,7 +54,7 @@ def test_large_ops_have_one_task_a_processor_and_a_counter_of_their_tiles() -> N
     assert steps == [256 * 64 * 2 // 1024, 256 // 16, 256 * 64 * 2 // 1024]
 
 
-def test_an_op_begins_when_every_task_before_it_has_ended() -> None:
+def test_op_begins_when_every_task_before_it_has_ended() -> None:
     chain_plan = _chain()
     for (_, _, place), task in tasks(chain_plan).items():
         assert [threshold for _, threshold in task.waits] == ([4] if place else [])

@@ -48,7 +48,7 @@ def _rows(first: int, last: int, columns: int = COLUMNS) -> list[tuple[list[int]
         (_rows(0, ROWS, COLUMNS - 1), COLUMNS - 1, True),  # with gaps, so its bytes prove nothing
     ],
 )
-def test_a_read_by_other_indices(written: Any, count: int, painted: bool, monkeypatch: Any) -> None:
+def test_read_by_other_indices(written: Any, count: int, painted: bool, monkeypatch: Any) -> None:
     """After boxes of a matrix were `written`, its first `count` elements are read as a flat range.
     painted: True if the verifier must mark each written element to decide this read.
     """

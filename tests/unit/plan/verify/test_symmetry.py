@@ -66,7 +66,7 @@ def test_one_plan_equals_the_plan_of_each_rank(ranks: int, name: str) -> None:
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=slow), 4])
 @pytest.mark.parametrize("name", sorted(MACHINES))
-def test_a_tied_heads_view_is_shifted_by_rank(ranks: int, name: str) -> None:
+def test_tied_heads_view_is_shifted_by_rank(ranks: int, name: str) -> None:
     """With tied embeddings, each rank computes its part of the logits from its own rows of the
     embedding, of which it holds the whole.
     """
@@ -91,7 +91,7 @@ def tied() -> Rotated:
     ("steps", "words"),
     [((161, 0), "does not fit"), ((-1, 0), "does not fit"), ((160, 1), "does not fit")],
 )
-def test_a_view_that_leaves_its_memory_on_some_rank_is_refused(
+def test_view_that_leaves_its_memory_on_some_rank_is_refused(
     steps: tuple[int, int], words: str
 ) -> None:
     """A plan whose tensors begin at another offset on each rank is refused if a tensor exceeds its
@@ -128,7 +128,7 @@ def test_written_tensors_do_not_move_between_ranks() -> None:
         verify(Rotated(changed, plans.moved))
 
 
-def test_a_view_of_half_a_wide_read_is_refused() -> None:
+def test_view_of_half_a_wide_read_is_refused() -> None:
     """All ranks run the same code, which reads 16 bytes at once where an operand is aligned. So a
     plan in which an operand's alignment differs between ranks is refused.
     """
@@ -155,7 +155,7 @@ def test_plans_with_a_moved_view_come_back_from_the_cache(
     assert isinstance(cached, Rotated) and cached.moved == rank_plans.moved and cached.moved
 
 
-def test_the_symmetry_is_found_again_in_the_plans_of_all_ranks(isomorphic: Rotated) -> None:
+def test_symmetry_is_found_again_in_the_plans_of_all_ranks(isomorphic: Rotated) -> None:
     assert symmetry_of(list(isomorphic)) == symmetry_of(isomorphic)
     assert symmetry_of(isomorphic).checked == (0,)
     assert symmetry_of(isomorphic).renaming[3] == (3, 0, 1, 2)
@@ -171,7 +171,7 @@ def accepted(rank_set: RankSet) -> bool:
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
-def test_a_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
+def test_mutation_of_all_ranks_alike_is_refused_by_one_rank_as_by_all(
     isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
     """If all ranks have the same mutation, verifying one rank refuses the plans, as verifying all
@@ -208,7 +208,7 @@ def test_without_lockstep_a_mutation_of_all_ranks_is_refused_by_one_as_by_all(
 
 
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda f: f.__name__)
-def test_a_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
+def test_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
     isomorphic: Rotated, mutate: Callable[[Plan, random.Random], Plan]
 ) -> None:
     for seed in range(examples(2) * damaged.MORE):
@@ -220,7 +220,7 @@ def test_a_mutation_of_one_rank_ends_the_symmetry_and_is_refused(
             verify(plans)
 
 
-def test_a_rank_that_differs_harmlessly_is_accepted_beside_the_others(isomorphic: Rotated) -> None:
+def test_rank_that_differs_harmlessly_is_accepted_beside_the_others(isomorphic: Rotated) -> None:
     plans = list(isomorphic)
     counters = (*plans[2].counters, dataclasses.replace(plans[2].counters[-1], name="more"))
     counters = tuple(dataclasses.replace(c, id=i) for i, c in enumerate(counters))

@@ -19,7 +19,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", [ark.fp32, ark.fp16, ark.bf16])
-def test_a_token_is_written_where_the_position_says(dtype: ark.DataType) -> None:
+def test_token_is_written_where_the_position_says(dtype: ark.DataType) -> None:
     memory = torch.zeros(5, 2, 3, dtype=dtype.to_torch())
     wide = ark.tensor([2, 6], dtype)  # the slice read below is a part of each row
     position = ark.tensor([1], ark.int32)
@@ -66,7 +66,7 @@ def test_writes_to_one_cache_are_ordered() -> None:
         assert read["Id"] == 2 and seen.to_numpy()[6].tolist() == [2.0] * 4
 
 
-def test_a_part_of_a_cache_is_a_cache() -> None:
+def test_part_of_a_cache_is_a_cache() -> None:
     whole = ark.tensor([6, 2, 2], ark.fp32)
     token, position = ark.tensor([2, 2], ark.fp32), ark.tensor([1], ark.int32)
     ark.kv_cache_slot(whole[2:5], token, position)

@@ -10,7 +10,7 @@ import pytest
 import ark
 
 
-def test_an_array_beside_a_tensor_is_refused_at_once() -> None:
+def test_array_beside_a_tensor_is_refused_at_once() -> None:
     t = ark.tensor([4, 4])
     ones = np.ones((4, 4), np.float32)
     for apply in (operator.add, operator.mul, operator.matmul, operator.lt, operator.pow):
@@ -26,7 +26,7 @@ def test_an_array_beside_a_tensor_is_refused_at_once() -> None:
     assert len(t.model.graph.nodes) == 6 and attributes == {"{'scalar': 2.0}"}
 
 
-def test_a_loop_over_a_tensor_gives_its_rows_and_ends() -> None:
+def test_loop_over_a_tensor_gives_its_rows_and_ends() -> None:
     t = ark.tensor([3, 4])
     assert [row.shape() for row in t] == [[1, 4]] * 3
     assert sum(t, ark.tensor([1, 4])).shape() == [1, 4]

@@ -131,7 +131,7 @@ def test_granularity_assigns_consecutive_tasks_to_a_processor(granularity: int) 
         assert rows == [r for r in range(11) if 1 + r // granularity % 3 == processor]
 
 
-def test_an_implementation_asked_for_reduces_in_one_step() -> None:
+def test_implementation_asked_for_reduces_in_one_step() -> None:
     ark.reduce_sum(tensor(1, 1 << 20), 1)
     assert len(ops(planned("h100"))) == 2
     ark.init()

@@ -48,9 +48,7 @@ def entry(name: str) -> object:
 
 
 @pytest.mark.parametrize("name", sorted({*FUNCTIONS, *ENTRIES}))
-def test_the_example_of_a_function_or_class_runs(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_example_of_a_function_or_class_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(registry, "ARCHITECTURES", dict(registry.ARCHITECTURES))
     space = {"ark": ark, "np": np, "torch": torch}
@@ -64,7 +62,7 @@ def test_the_example_of_a_function_or_class_runs(
     assert runner.failures == 0, "".join(printed)
 
 
-def test_an_example_with_another_output_fails() -> None:
+def test_example_with_another_output_fails() -> None:
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=FLAGS)
     case = parser.get_doctest(
         ">>> ark.relu(torch.tensor([-1.0])).eval()\ntensor([1.])\n",
@@ -78,7 +76,7 @@ def test_an_example_with_another_output_fails() -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_docstring_begins_with_a_summary_of_one_line(name: str) -> None:
+def test_docstring_begins_with_a_summary_of_one_line(name: str) -> None:
     summary, *rest = (inspect.getdoc(PUBLIC[name]) or "").splitlines()
     assert summary.endswith((".", "?")) and (not rest or not rest[0])
 
@@ -92,12 +90,12 @@ def unnamed(function: object) -> set[str]:
     return set() if re.search(r"[Ee]rrors?\b|[Rr]efuse|[Rr]aise", text) else set(raised)
 
 
-def test_a_docstring_names_the_errors_that_the_function_raises() -> None:
+def test_docstring_names_the_errors_that_the_function_raises() -> None:
     raising = {name: unnamed(PUBLIC[name]) for name in FUNCTIONS}
     assert not {name: errors for name, errors in raising.items() if errors}
 
 
-def test_an_error_without_a_word_is_reported() -> None:
+def test_error_without_a_word_is_reported() -> None:
     def silent() -> None:
         """Does something."""
         raise ValueError("no")

@@ -30,7 +30,7 @@ def test_every_exported_name_exists() -> None:
     assert [ark.core.rand() for _ in range(2)] != [ark.core.rand() for _ in range(2)]
 
 
-def test_a_star_import_keeps_python_s_own_names() -> None:
+def test_star_import_keeps_python_s_own_names() -> None:
     names: dict[str, Any] = {}
     exec("from ark import *", names)
     assert names["matmul"] is ark.matmul and names["fp32"] is ark.fp32
@@ -302,7 +302,7 @@ def test_load_builds_nothing_but_arrays(tmp_path: Path) -> None:
         ark.save({"w": np.array([object()])}, path)
 
 
-def test_a_saved_state_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_saved_state_comes_back_as_it_was(tmp_path: Path) -> None:
     import ml_dtypes
     import torch
     from safetensors.numpy import load_file
@@ -348,7 +348,7 @@ def test_eval_runs_the_tensors_own_model() -> None:
     del first
 
 
-def test_a_named_backend_without_devices_says_why() -> None:
+def test_named_backend_without_devices_says_why() -> None:
     for name in ("cuda", "rocm"):
         if name in registry.names() and not registry.get(name).probe().devices:
             with pytest.raises(ark.SystemError, match=name):

@@ -48,7 +48,7 @@ def processes(*settings: str, launched: bool = False) -> list[str]:
     return [process.communicate(timeout=120)[0].strip() for process in started]
 
 
-def test_a_process_that_only_names_its_rank_runs_alone() -> None:
+def test_process_that_only_names_its_rank_runs_alone() -> None:
     programs = ("ark.set_rank(0)", "ark.init(); ark.set_rank(1)")
     assert processes(*programs) == [str([1.0] * 4)] * 2
     assert processes("ark.set_rank(3)") == [str([1.0] * 4)]

@@ -85,7 +85,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
+def test_script_is_planned_without_a_device(tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     for machine in ("h100", "mi300x", "cpu-2"):
@@ -109,7 +109,7 @@ def test_a_script_is_planned_without_a_device(tmp_path: Path) -> None:
             plan_script(str(path), registry.machine("h100"))
 
 
-def test_a_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
+def test_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "script.py"
@@ -124,7 +124,7 @@ def test_a_script_that_ends_by_sys_exit_is_planned_where_that_means_success(
         assert errors in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_scripts_own_error_has_the_scripts_frames_alone(
+def test_scripts_own_error_has_the_scripts_frames_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The error of a user's script is shown with the script's frames and without ark's. An error
@@ -180,7 +180,7 @@ def test_planner_contexts_are_checked(settings: dict[str, Any]) -> None:
         ark.PlannerContext(**settings)
 
 
-def test_a_model_in_the_place_of_a_device_is_refused() -> None:
+def test_model_in_the_place_of_a_device_is_refused() -> None:
     with pytest.raises(ark.InvalidUsageError, match=r"device_id: .* is not a whole number"):
         ark.Planner(ark.Model(0, 1))  # type: ignore[arg-type]
 

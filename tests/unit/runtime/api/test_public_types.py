@@ -96,7 +96,7 @@ def test_public_signatures_say_types() -> None:
 
 
 @pytest.mark.parametrize("annotation", [Any, "Any", "list[Any]", inspect.Parameter.empty])
-def test_a_signature_with_any_is_reported(annotation: object) -> None:
+def test_signature_with_any_is_reported(annotation: object) -> None:
     def function(x: object) -> None: ...
 
     function.__annotations__["x"] = annotation
@@ -105,7 +105,7 @@ def test_a_signature_with_any_is_reported(annotation: object) -> None:
     assert list(untyped("function", function)) == ["function(x)"]
 
 
-def test_a_method_with_any_is_reported() -> None:
+def test_method_with_any_is_reported() -> None:
     class Parent:
         field: Any
 

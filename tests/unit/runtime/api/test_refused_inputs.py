@@ -57,7 +57,7 @@ def test_launches_with_missing_arguments_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["to_numpy", "from_numpy", "copy", "eval"])
-def test_a_stream_is_an_object_that_can_be_waited_for(call: str) -> None:
+def test_stream_is_an_object_that_can_be_waited_for(call: str) -> None:
     runtime, x, _ = launched([4])
     data = [] if call in ("to_numpy", "eval") else [np.zeros(4, np.float32)]
     with runtime, pytest.raises(InvalidUsageError, match="stream='x'"):
@@ -154,7 +154,7 @@ def test_reading_and_writing_wait_for_iterations_under_way(loop_mode: bool) -> N
         np.testing.assert_array_equal(total.to_torch().numpy(), 500)
 
 
-def test_a_name_that_is_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_name_that_is_given_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx")
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     x, y = (helper.make_tensor_value_info(n, float32, ["n"]) for n in "xy")

@@ -21,7 +21,7 @@ def fresh() -> Iterator[None]:
     ark.init(backend="cpu")
 
 
-def test_the_latest_runtime_is_shared() -> None:
+def test_latest_runtime_is_shared() -> None:
     x = ark.tensor([4])
     y = ark.add(x, 1.0)
     ark.Runtime.get_runtime().launch()  # only ark holds a reference to this runtime
@@ -34,7 +34,7 @@ def test_the_latest_runtime_is_shared() -> None:
     assert ark.Runtime.get_runtime() is latest is not first
 
 
-def test_an_empty_model_is_launched_run_and_stopped() -> None:
+def test_empty_model_is_launched_run_and_stopped() -> None:
     with ark.Runtime.get_runtime() as runtime:
         runtime.launch()
         runtime.run()
@@ -43,7 +43,7 @@ def test_an_empty_model_is_launched_run_and_stopped() -> None:
 
 
 @pytest.mark.parametrize("loop_mode", [True, False])
-def test_a_runtime_reports_its_state(loop_mode: bool) -> None:
+def test_runtime_reports_its_state(loop_mode: bool) -> None:
     total = ark.tensor([1 << 18])
     ark.add(total, 1.0, output=total)
     runtime = ark.Runtime()
@@ -66,7 +66,7 @@ def test_a_runtime_reports_its_state(loop_mode: bool) -> None:
     "view",
     [lambda x: x, lambda x: ark.reshape(x, [6]), lambda x: x[1:2], lambda x: ark.identity(x)],
 )
-def test_a_placeholder_that_no_op_reads_has_its_memory(view: Callable[[Any], Any]) -> None:
+def test_placeholder_that_no_op_reads_has_its_memory(view: Callable[[Any], Any]) -> None:
     torch = pytest.importorskip("torch")
     data = torch.arange(6.0).reshape(2, 3)
     with ark.use_model(ark.Model()):
@@ -74,7 +74,7 @@ def test_a_placeholder_that_no_op_reads_has_its_memory(view: Callable[[Any], Any
         assert torch.equal(y.eval().flatten(), (data[1:2] if y.nelems() == 3 else data).flatten())
 
 
-def test_a_placeholder_without_memory_is_named() -> None:
+def test_placeholder_without_memory_is_named() -> None:
     with ark.use_model(ark.Model()):
         x = ark.placeholder([2, 3], name="x")
         with pytest.raises(ark.InvalidUsageError, match=r"'x.*' has no memory; pass .*tensor\} to"):

@@ -60,7 +60,7 @@ def test_each_docstring_names_types(op: str) -> None:
     assert TYPES.search(inspect.getdoc(getattr(ark, op)) or "")
 
 
-def test_the_list_of_ops_is_not_empty() -> None:
+def test_list_of_ops_is_not_empty() -> None:
     assert len(OPS) > 130
 
 

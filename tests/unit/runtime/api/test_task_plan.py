@@ -111,7 +111,7 @@ CHANGES: dict[str, tuple[Callable[[Data], object], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_wrong_plan_is_refused(name: str, model: Any) -> None:
+def test_wrong_plan_is_refused(name: str, model: Any) -> None:
     change, words = CHANGES[name]
     data = norm_and_product()
     if name == "an input of nobody":  # without the model, names cannot be compared
@@ -198,7 +198,7 @@ MESSAGES: dict[str, tuple[Callable[[Data], object], str]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_a_wrong_message_is_refused(name: str) -> None:
+def test_wrong_message_is_refused(name: str) -> None:
     change, words = MESSAGES[name]
     ark.init()
     tensors = [ark.tensor([3, 700]) for _ in range(8)]
@@ -242,7 +242,7 @@ FUSED: dict[str, tuple[Callable[[Data], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_a_wrong_fused_all_reduce_is_refused(name: str) -> None:
+def test_wrong_fused_all_reduce_is_refused(name: str) -> None:
     change, words = FUSED[name]
     ark.init()
     tensors = [ark.tensor([96], ark.fp16) for _ in range(6)]
@@ -312,7 +312,7 @@ PACKETS: dict[str, tuple[Callable[[int, int], Data], Callable[[Data], object], s
 
 
 @pytest.mark.parametrize("name", PACKETS)
-def test_a_wrong_message_of_packets_is_refused(name: str) -> None:
+def test_wrong_message_of_packets_is_refused(name: str) -> None:
     form, change, words = PACKETS[name]
     ark.init()
     if form is packet_sum:
@@ -341,7 +341,7 @@ def test_architectures_are_families_of_devices(architecture: str, machine: str, 
     assert built.inner is not None and built.architecture == registry.machine(machine).arch
 
 
-def test_a_task_shared_out_over_groups_runs_whole(model: Any) -> None:
+def test_task_shared_out_over_groups_runs_whole(model: Any) -> None:
     data = norm_and_product()
     ((task,),) = [g["TaskGroups"] for g in data["ProcessorGroups"][1]["ResourceGroups"]]
     other = json.loads(json.dumps(groups(data, 1)))
