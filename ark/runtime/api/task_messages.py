@@ -113,8 +113,8 @@ def _messages(op: OpEntry, plan: TaskPlan, before: int) -> list[Message]:
         return _all_to_all(op, plan, args, FUSED_TAGS + before)
     if (args(int, "NPeers"), args(int, "Rank")) != (len(writes) - 1, plan.rank):
         raise PlanError(
-            f"{subject} is for {args(int, 'NPeers')} peers of rank {args(int, 'Rank')}, but it "
-            f"writes to {len(writes) - 1}, on rank {plan.rank}"
+            f"{subject} has NPeers {args(int, 'NPeers')} and Rank {args(int, 'Rank')}, but it "
+            f"writes to {len(writes) - 1} peers in the plan of rank {plan.rank}"
         )
     _check_same(op)
     pairs = list(zip(reads[1:], writes[1:], strict=True))
@@ -169,8 +169,8 @@ def _all_to_all(op: OpEntry, plan: TaskPlan, args: Arguments, tag: int) -> list[
     ):
         if args.has(*names) and args(int, *names) != expected:
             raise PlanError(
-                f"{subject} has the {names[0]} {args(int, *names)} in a plan of rank {plan.rank} "
-                f"of {plan.world_size}"
+                f"{subject} has {names[0]} {args(int, *names)} in the plan of rank {plan.rank} of "
+                f"{plan.world_size} ranks; expected {expected}"
             )
     flag = args(Annotated[int, Meta(ge=0, lt=1 << 32)], "Flag") if args.has("Flag") else 0
     dense = [0] * len(own.shape)

@@ -228,11 +228,11 @@ FUSED: dict[str, tuple[Callable[[Data], object], str]] = {
     ),
     "another rank's": (
         lambda d: op_of(d, 0)["Args"].update(Rank={"INT": 2}),
-        "has the Rank 2 in a plan of rank 0 of 3",
+        "has Rank 2 in the plan of rank 0 of 3 ranks; expected 0",
     ),
     "another world": (
         lambda d: op_of(d, 0)["Args"].update(RankNum={"INT": 4}),
-        "has the RankNum 4 in a plan of rank 0 of 3",
+        "has RankNum 4 in the plan of rank 0 of 3 ranks; expected 3",
     ),
     "no output": (
         lambda d: op_of(d, 0).update(WriteTensors=[]),
@@ -296,7 +296,7 @@ PACKETS: dict[str, tuple[Callable[[int, int], Data], Callable[[Data], object], s
     "fewer peers": (
         packet_sum,
         lambda d: op_of(d, REDUCE)["Args"].update(NPeers={"INT": 2}),
-        "is for 2 peers of rank 0, but it writes to 1, on rank 0",
+        "has NPeers 2 and Rank 0, but it writes to 1 peers in the plan of rank 0",
     ),
     "a sum of two types": (
         packet_sum,
