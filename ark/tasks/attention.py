@@ -124,7 +124,7 @@ class Attention(SplitAttention):
         if p.streamed:
             need(
                 len(sig.operands) > NEW_ROWS_OPERAND,
-                "a streamed cache needs the newest keys and values as an operand",
+                "a cache that is loaded ahead needs the newest keys and values as an operand",
             )
             need(
                 width * cache.itemsize % 16 == 0,

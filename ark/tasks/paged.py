@@ -82,7 +82,10 @@ class PagedAttention(SplitAttention):
             need(rows == 1, f"operand `fresh` needs one query row, got {rows}")
             shaped(sig, PAGED_FRESH, (1, 2 * kv_heads * width))
         if p.streamed:
-            need(has_newest(sig), "a streamed cache needs the newest keys and values as an operand")
+            need(
+                has_newest(sig),
+                "a cache that is loaded ahead needs the newest keys and values as an operand",
+            )
             need(
                 width * sig.operands[1].itemsize % 16 == 0,
                 "cache rows must be a multiple of 16 bytes",

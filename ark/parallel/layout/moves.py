@@ -43,7 +43,8 @@ class Step:
 
 def operation(source: int, target: int) -> str | None:
     """The collective that converts a split along axis `source` to a split along axis `target`; None
-    if there is none. An axis is the replicas, the value splits, or a dimension of the tensor.
+    if there is none. An axis is the replicas (R: each rank has the whole tensor), the values (V:
+    each rank has a summand of each element), or a dimension of the tensor (each rank has a slice).
     """
     if source == target:
         return None

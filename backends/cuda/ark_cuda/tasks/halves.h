@@ -105,11 +105,12 @@ ARK_DEVICE void ark_matrix_store_each(const float* d, T* out, ark_i64 pitch, int
   }
 }
 
-// Rotates a warp's 16 rows, from row `first` on, head by head, and stores them. own(row, column,
-// sums): applies the epilogue expression to two neighbouring sums, in place. turned(from): calls
-// ark_matrix_turn. turn: the result of turned(0). aligned: true if the rows of the result can be
-// stored as vectors. Other arguments as for ark_matrix_store; the tile and the result consist of
-// whole heads.
+// Applies a rotary embedding, which pairs elements i and i + WIDTH / 2 of a head, to a warp's 16
+// rows, from row `first` on, and stores them. own(row, column, sums): applies the epilogue
+// expression to two neighbouring sums, in place. turned(from): loads the cosines and sines of the
+// columns from `from` on (ark_matrix_turn). turn: those of turned(0), which the caller has loaded.
+// aligned: true if the rows of the result can be stored as vectors. Other arguments as for
+// ark_matrix_store; the tile and the result consist of whole heads.
 template <int COLUMNS, int WIDTH, typename T, class Turn, class Turned, class Own>
 ARK_DEVICE void ark_matrix_store_halves(ArkCtx& c, float (&d)[COLUMNS / 2], T* out, ark_i64 pitch,
                                         int first, int rows, int columns, bool aligned, Turn turn,

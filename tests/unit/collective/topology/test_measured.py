@@ -56,7 +56,8 @@ def test_pairs_become_links_and_costs():
         ("threads", 1.0, 3.0),
     ]
     assert from_json(to_json(result)) == result
-    # A small put takes the time measured for packets, a large one that for threads.
+    # A put sends packets (data with flags), or threads copy it. The simulated time of a small put
+    # is the one measured for packets, that of a large put the one measured for copying threads.
     program = classics.build("one_shot", "broadcast", 3)
     small, large = (simulate(program, result, size).time_us for size in (100, 1 << 24))
     assert small == pytest.approx(2.0 + 0.25 + 100 * 2 / 10 / 1e3, rel=0.02)
