@@ -85,7 +85,8 @@ def _attention(call: Call) -> Gradients:
     """
     how = call.node.read(AttentionAttributes)
     if not how.plain:
-        raise refuse(call, "the inputs of attention that is not causal, or that has no position")
+        given = "not causal, windowed, capped, masked, with sinks or without a position"
+        raise refuse(call, f"the inputs of attention that is {given}")
     heads, width, scale = how.heads, how.head_dim, how.scale
     kv_heads = call.shape(1)[0]
     rows, group = call.shape(0)[0], heads // kv_heads

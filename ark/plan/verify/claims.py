@@ -15,8 +15,9 @@ from ark.plan.verify.rank_set import RankSet, refuse
 
 
 def check_claims(rank_set: RankSet) -> None:
-    """Raises PlanError for the first op with claimed tiles whose counter or operands do not allow
-    claiming.
+    """Checks ops whose tiles processors claim: each processor takes the next tile from the op's
+    counter at run time. Raises PlanError for the first such op without a counter of its own, or
+    with an operand in memory that other processes access.
     """
     for plan in rank_set.checked_plans:
         used = {ITERATION_BARRIER}

@@ -19,7 +19,8 @@ from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
 PIECE_BYTES = 16
-# Pieces of a step that a lane holds, each in 4 registers, beside the next step's.
+# The most pieces of weights (16 bytes, 4 registers) that a lane holds for one step along k. Beside
+# them it holds as many for the next step, which are loaded meanwhile.
 MAX_HELD_PIECES = 6
 WARP_LANES = 32
 

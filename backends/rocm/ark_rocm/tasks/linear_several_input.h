@@ -8,9 +8,9 @@ constexpr int ARK_STEP = 32;
 // has two halves. STEPS: the products of a chunk.
 constexpr int ark_chunk_span(int rows, int steps) { return ARK_STEP * steps * 16 / rows; }
 
-// The number of products in a chunk, 4 or 2. The chunks of a row of k elements are divided among
-// waves. With 2 products, the wave with the most elements may have fewer of them; then 2 is
-// returned.
+// The number of products (matrix instructions along k) in a chunk: 4, or 2 if this divides the work
+// better. The chunks of a row of k elements are divided among waves. 2 is returned if the wave with
+// the most elements then has fewer elements than with 4.
 constexpr int ark_chunk_steps(int k, int rows) {
   const int four = ARK_WARPS * ark_chunk_span(rows, 4), two = four / 2;
   return (k + two - 1) / two < (k + four - 1) / four * 2 ? 2 : 4;
