@@ -1,11 +1,3 @@
-// The end of the kernel's source: its entry point, and a function that needs the structures of the
-// loop.
-
-ARK_DEVICE void ark_restore_signals(ark_u32 i) {
-  ArkLoop& loop = *reinterpret_cast<ArkLoop*>(ark_lds);
-  if (ark_tid() == 0) loop.tasks[i % ARK_SLOTS].signal_end = ark_signalled.end;
-}
-
 // On CDNA, prefetches write register 252 (tasks/prefetch.h); the compiler uses only those before
 // it.
 #if defined(__GFX9__)

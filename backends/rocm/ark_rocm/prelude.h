@@ -142,15 +142,15 @@ struct ArkPrefetched {
 };
 ARK_SHARED ArkPrefetched ark_prefetched;
 
-// The task whose body has signalled its counters itself (tasks/prefetch.h), as 1 + its index, and
-// the end of its signals, which its record in shared memory then no longer has.
+// The task whose body has signalled its counters itself (tasks/prefetch.h), as 1 + its index; the
+// end of its signals, which its record in shared memory then no longer has; and the place of this
+// number in shared memory, in bytes.
 struct ArkSignalled {
   ark_u32 task;
   ark_u32 end;
+  ark_u32 place;
 };
 ARK_SHARED ArkSignalled ark_signalled;
-// Restores the record of such a task. Defined in entry.h.
-ARK_DEVICE void ark_restore_signals(ark_u32 i);
 
 // Votes of the block. Both return true if the condition is true in all threads. ark_all first waits
 // for all accesses that the wave has in flight, so that a later release covers the block's stores.
@@ -171,7 +171,7 @@ ARK_DEVICE bool ark_agree(bool v) {
 }
 // Like ark_agree (and ark_all), with one barrier instead of two, at the end of task `turn`.
 // Consecutive votes use two slots alternately. So a slot is overwritten only two votes later, when
-// all waves have read its result.
+// all waves have read its result. Restores the record of a task that has signalled early.
 ARK_SHARED ark_u32 ark_turns[2][ARK_WARPS];
 ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_u32* votes = ark_turns[turn % 2u];
@@ -180,7 +180,9 @@ ARK_DEVICE bool ark_agree_next(bool v, ark_u32 turn) {
   ark_sync();
   ark_u32 all = 1u;
   for (int w = 0; w < ARK_WARPS; ++w) all &= votes[w];
-  if (ark_signalled.task == turn + 1u) ark_restore_signals(turn);
+  if (ark_signalled.task == turn + 1u && ark_tid() == 0) {
+    *reinterpret_cast<ark_u32*>(ark_lds + ark_signalled.place) = ark_signalled.end;
+  }
   return __builtin_amdgcn_readfirstlane(all) != 0u;
 }
 ARK_DEVICE bool ark_all(bool v) {

@@ -132,14 +132,16 @@ def test_compare_lists_every_algorithm(capsys, tmp_path, monkeypatch):
 
 def test_compare_reports_too_large_networks(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 100)  # operations of all programs in sum
+    monkeypatch.setattr(
+        "ark.cli.topo._MAX_COMPARED_OPERATIONS", 100
+    )  # operations of all programs in sum
     code, out, _ = run(capsys, "compare", "ring8", "--size", "1M", "--time-limit", "5")
     out = " ".join(out.split())
     assert code == 0
     assert "forestcoll k=1 " in out and "recursive_doubling " in out  # of 64 and 32 operations
     assert "taccl is left out: taccl puts at least 56 chunks" in out
     assert "one_shot is left out: one_shot needs more operations for all_gather over 8" in out
-    monkeypatch.setattr("ark.cli.topo._MOST_COMPARED", 0)
+    monkeypatch.setattr("ark.cli.topo._MAX_COMPARED_OPERATIONS", 0)
     code, _, err = run(capsys, "compare", "ring8", "--size", "1M")
     assert code == 2 and "no algorithm supports all_gather" in err
 

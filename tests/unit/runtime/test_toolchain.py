@@ -47,17 +47,17 @@ class StandIn:
     """The CPU backend with a compiler that is not part of ark."""
 
     def __init__(self, change: Any = None, version: str = "1.2") -> None:
-        self.compiler, self.version = Miscompiler(change), version
+        self.miscompiler, self.version = Miscompiler(change), version
 
     def __getattr__(self, name: str) -> Any:
         return getattr(cpu, name)
 
     def compiler(self) -> Miscompiler:
-        return self.compiler
+        return self.miscompiler
 
     def toolchain(self, arch: str) -> Toolchain | None:
         name = f"compiler {self.version}"
-        return Toolchain(name, f"{name} {self.compiler.change}", "run `install-another`")
+        return Toolchain(name, f"{name} {self.miscompiler.change}", "run `install-another`")
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_known_results_are_right_on_the_cpu() -> None:
 
 def test_compiler_is_examined_once(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = StandIn()
-    assert (ones(backend) == 1.0).all() and backend.compiler.texts == 2
+    assert (ones(backend) == 1.0).all() and backend.miscompiler.texts == 2
     ones(backend)
-    assert backend.compiler.texts == 2
+    assert backend.miscompiler.texts == 2
     # If the list in memory is empty, as in a new process, the earlier result is read from disk.
     monkeypatch.setattr(toolchain, "_admitted", set())
     monkeypatch.setattr(toolchain, "examine", lambda *_: pytest.fail("examined again"))
@@ -153,8 +153,8 @@ def test_check_that_cannot_be_made_is_no_verdict(
     for _ in range(2):
         with pytest.raises(SystemError, match="no memory for the compiler"):
             ones(backend)
-    assert backend.compiler.texts == 2
-    backend.compiler.change = None
+    assert backend.miscompiler.texts == 2
+    backend.miscompiler.change = None
     assert (ones(backend) == 1.0).all()
 
 

@@ -112,7 +112,8 @@ ARK_DEVICE void ark_signal_early(ArkCtx& c) {
   for (int w = 0; w < ARK_WARPS; ++w) all &= ark_votes[w];
   if (__builtin_amdgcn_readfirstlane(all) == 0u) return;
   if (ark_tid() == 0) {
-    ark_signalled = {running + 1u, end};
+    const char* place = reinterpret_cast<const char*>(&task.signal_end);
+    ark_signalled = {running + 1u, end, static_cast<ark_u32>(place - ark_lds)};
     task.signal_end = first;
   }
   ark_sync();
