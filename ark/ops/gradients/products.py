@@ -85,8 +85,8 @@ def _attention(call: Call) -> Gradients:
     """
     how = call.node.read(AttentionAttributes)
     if not how.plain:
-        given = "not causal, windowed, capped, masked, with sinks or without a position"
-        raise refuse(call, f"the inputs of attention that is {given}")
+        kinds = "not causal, windowed, capped, masked, with sinks or without a position"
+        raise refuse(call, f"the inputs of attention that is {kinds}")
     heads, width, scale = how.heads, how.head_dim, how.scale
     kv_heads = call.shape(1)[0]
     rows, group = call.shape(0)[0], heads // kv_heads
