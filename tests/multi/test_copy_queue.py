@@ -217,18 +217,18 @@ def test_missing_order_is_found(
     processors see its writes only after it has executed its fence command.
     """
     opened, machine = two
-    texts = {"queue.h": dialect._text, "transfer.h": transfer.device_text}
-
-    def changed(name: str) -> str:
-        text = texts[file](name)
-        assert name != file or old in text
-        return text.replace(old, new) if name == file else text
-
-    monkeypatch.setattr(
-        dialect if file == "queue.h" else transfer,
-        "_text" if file == "queue.h" else "device_text",
-        changed,
-    )
+    plain, headers = dialect._text, transfer.Transfer.headers
+    if file == "transfer.h":
+        assert any(old in text for text in headers)
+        changed = tuple(text.replace(old, new) for text in headers)
+        monkeypatch.setattr(transfer.Transfer, "headers", changed)
+    else:
+        assert old in plain(file)
+        monkeypatch.setattr(
+            dialect,
+            "_text",
+            lambda name: plain(name).replace(old, new) if name == file else plain(name),
+        )
     emulator.set_option("report", 0)
     plans = build(2, put_and_send, machine)
     with pytest.raises(GpuError):
