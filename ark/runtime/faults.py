@@ -153,8 +153,9 @@ def _producers(plan: Plan, counter: int, signallers: Mapping[str, Sequence[int]]
     )
     names = []
     for op in ops[:3]:
-        tensors = plan.ops[op].operands
-        names.append(f"{plan.ops[op].name!r} (tensor {plan.tensors[tensors[-1]].name!r})")
+        tensors = plan.ops[op].operands  # none if the op ends an iteration
+        tensor = f" (tensor {plan.tensors[tensors[-1]].name!r})" if tensors else ""
+        names.append(f"{plan.ops[op].name!r}{tensor}")
     ranks = signallers.get(plan.counters[counter].name, ())
     if ranks:
         names.append(f"rank {', '.join(map(str, ranks))}")
