@@ -25,14 +25,14 @@ class ByteSet {
   }
   // Returns the first of `count` bytes that is not in the set, or first + count.
   uint64_t missing(uint64_t first, uint64_t count) const {
-    uint64_t found = first + count;
+    uint64_t first_absent = first + count;
     each_word(first, count, [&](uint64_t word, uint64_t mask) {
       const uint64_t absent = ~words_[word] & mask;
       if (absent == 0) return true;
-      found = word * kBits + static_cast<uint64_t>(std::countr_zero(absent));
+      first_absent = word * kBits + static_cast<uint64_t>(std::countr_zero(absent));
       return false;
     });
-    return found;
+    return first_absent;
   }
 
  private:
