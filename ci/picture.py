@@ -15,7 +15,8 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "docs/pictures/token.json"
 PICTURE = ROOT / "docs/pictures/token.svg"
-WIDTH, LEFT, ROW_HEIGHT, GAP = 960, 110, 26, 6
+WIDTH, LEFT, TOP, ROW_HEIGHT, GAP = 830, 95, 18, 12, 2
+LEGEND_COLUMN = 88
 COLOURS = {
     "products": "#4477aa",
     "attention": "#ee6677",
@@ -54,9 +55,9 @@ def colour_of(name: str) -> str:
 
 
 def _lane(name: str, spans: Iterable[Span], y: int, scale: float) -> list[str]:
-    width = WIDTH - LEFT - 10
+    width = WIDTH - LEFT
     parts = [
-        f'<text x="{LEFT - 10}" y="{y + 17}" class="lane">{name}</text>',
+        f'<text x="{LEFT - 8}" y="{y + 10}" class="lane">{name}</text>',
         f'<rect x="{LEFT}" y="{y}" width="{width}" height="{ROW_HEIGHT}" class="idle"/>',
     ]
     for span in spans:
@@ -80,32 +81,32 @@ def picture(data: dict) -> str:
         processors.setdefault(processor, []).append(Span(op, colour_of(kind), begin, end))
     kernels = [Span(name, colour_of(name), begin, end) for name, begin, end in data["kernels"]]
     tasks = [span for spans in processors.values() for span in spans]
-    scale = (WIDTH - LEFT - 10) / max(_end(tasks), _end(kernels))
+    scale = (WIDTH - LEFT) / max(_end(tasks), _end(kernels))
     titles = (
-        f"{data['config']}, a token after {data['context']} others on an {data['device']}: "
+        f"{data['config']}, a token after {data['context']} others, {data['device']}: "
         f"ark's loop kernel, {_end(tasks):.0f} us "
         f"({len(processors)} of {data['processors']} processors)",
         f"torch.compile in a CUDA graph: {len(kernels)} kernels, {_end(kernels):.0f} us",
     )
     label = ". ".join(titles)
-    graph = 42 + len(processors) * (ROW_HEIGHT + GAP) + 34
-    height = graph + ROW_HEIGHT + 50
+    graph = TOP + len(processors) * (ROW_HEIGHT + GAP) + 18
+    height = graph + ROW_HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-label="{escape(label)}">',
         f"<title>{escape(label)}</title>",
-        "<style>text{font:14px sans-serif;fill:#222}.lane{text-anchor:end;font-size:12px}"
+        "<style>text{font:13px Arial,sans-serif;fill:#222}.lane{text-anchor:end;font-size:12px}"
         ".idle{fill:#eeeeee}.small{font-size:12px;fill:#555}</style>",
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="28">{escape(titles[0])}</text>',
+        f'<text x="{LEFT}" y="13">{escape(titles[0])}</text>',
     ]
     for row, (processor, spans) in enumerate(sorted(processors.items())):
-        parts += _lane(f"processor {processor}", spans, 42 + row * (ROW_HEIGHT + GAP), scale)
-    parts.append(f'<text x="{LEFT}" y="{graph - 12}">{escape(titles[1])}</text>')
+        parts += _lane(f"processor {processor}", spans, TOP + row * (ROW_HEIGHT + GAP), scale)
+    parts.append(f'<text x="{LEFT}" y="{graph - 6}">{escape(titles[1])}</text>')
     parts += _lane("all processors", kernels, graph, scale)
-    x = LEFT
+    x = WIDTH - LEGEND_COLUMN * len(COLOURS)
     for name, colour in COLOURS.items():
-        parts.append(f'<rect x="{x}" y="{height - 32}" width="14" height="14" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 20}" y="{height - 20}" class="small">{name}</text>')
-        x += 120
+        parts.append(f'<rect x="{x}" y="{graph - 16}" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 16}" y="{graph - 6}" class="small">{name}</text>')
+        x += LEGEND_COLUMN
     return "\n".join([*parts, "</svg>"]) + "\n"
