@@ -25,9 +25,9 @@ for name in {PACKAGES}:
     folder = pathlib.Path(importlib.util.find_spec(name).origin).parent
     assert pathlib.Path(sys.prefix) in folder.parents, f"{{name}} is from {{folder}}"
     assert (folder / "py.typed").is_file(), f"{{name}} has no py.typed"
-about = importlib.metadata.metadata("ark-gpu")
+about = importlib.metadata.distribution("ark-gpu").read_text("METADATA")
 assert importlib.util.find_spec("ark_rocm_emulator") is None, "the emulator is a part of ark-gpu"
-assert "](docs/" not in str(about), "the README has links to files that the index lacks"
+assert "](docs/" not in about, "the README has links to files that the index lacks"
 assert {{e.name for e in importlib.metadata.entry_points(group="ark.backends")}} >= {{"cpu"}}
 """
 EMULATOR = """
