@@ -11,11 +11,13 @@ CHANGES = "on:\n  push:\n    branches: [main]\n  pull_request:\n"
 PUSHES = "    if: github.event_name == 'push'\n"
 
 
-def _job(session: str, runner: str = "ubuntu-24.04", more: str = "") -> str:
-    """A job that runs one session of noxfile.py. more: further lines of YAML at its beginning."""
+def _job(session: str, runner: str = "ubuntu-24.04", more: str = "", first: str = "") -> str:
+    """A job that runs one session of noxfile.py. more: further lines of YAML at its beginning.
+    first: a step between checkout and session.
+    """
     return (
         f"  {session}:\n    runs-on: {runner}\n{more}    timeout-minutes: 90\n    steps:\n"
-        "      - uses: actions/checkout@v4\n"
+        f"      - uses: actions/checkout@v4\n{first}"
         "      - run: python3 -m venv .venv && .venv/bin/pip install nox\n"
         f"      - run: .venv/bin/nox -s {session}\n"
     )
@@ -82,10 +84,10 @@ def release() -> str:
     """
     on = 'on:\n  push:\n    tags: ["v*"]\n'
     write = "permissions:\n  contents: write\njobs:\n"
+    check = '      - run: python3 ci/release.py "$GITHUB_REF_NAME" "$RUNNER_TEMP/notes.md"\n'
     make = (
-        '      - run: python3 ci/release.py "$GITHUB_REF_NAME" notes.md\n'
         '      - run: gh release create "$GITHUB_REF_NAME" dist/* --title "ark $GITHUB_REF_NAME"'
-        " --notes-file notes.md\n"
+        ' --notes-file "$RUNNER_TEMP/notes.md"\n'
         "        env:\n          GH_TOKEN: ${{ github.token }}\n"
     )
-    return f"{NOTE}name: release\n{on}{write}{_job('package')}{make}"
+    return f"{NOTE}name: release\n{on}{write}{_job('package', first=check)}{make}"

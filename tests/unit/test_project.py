@@ -137,8 +137,9 @@ def test_release_workflow_builds_tests_and_checks_the_tag() -> None:
     assert parsed["on"] == {"push": {"tags": ["v*"]}}
     (job,) = parsed["jobs"].values()
     runs = [step.get("run", "") for step in job["steps"]]
-    assert any(run.endswith("nox -s package") for run in runs)
-    assert any("ci/release.py" in run for run in runs)
+    (check,) = (at for at, run in enumerate(runs) if "ci/release.py" in run)
+    (build,) = (at for at, run in enumerate(runs) if run.endswith("nox -s package"))
+    assert check < build < len(runs) - 1 and "gh release create" in runs[-1]
 
 
 def test_dockerfiles_and_the_devcontainer_install_existing_extras() -> None:
