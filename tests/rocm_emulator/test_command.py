@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ark_rocm_emulator.command import main
+from ark_rocm_emulator.command import main, parser
 
 from tests.kept import compile_hip
 
@@ -94,3 +94,8 @@ def test_kernel_at_fault_is_stopped(
     assert main(run) == 1
     assert "fill was stopped (" in capsys.readouterr().err
     assert not kept.exists()
+
+
+def test_help_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, parser().format_help().splitlines())) <= 80

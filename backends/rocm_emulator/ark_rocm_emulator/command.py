@@ -18,15 +18,15 @@ from ark_rocm_emulator.engine import core
 
 TYPES = ("int8", "uint8", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64")
 MOST_BYTES = 1 << 32  # the largest buffer
-EXAMPLE = (
-    "ark-rocm-emulator run k.co --kernel add --grid 4 --block 64 x.npy y.npy=float32:256 int32=3"
-)
+EXAMPLE = """ark-rocm-emulator run k.co --kernel add --grid 4 --block 64 \\
+    x.npy y.npy=float32:256 int32=3"""
 ARGUMENTS = f"""arguments, in the kernel's order:
   FILE.npy             a buffer with the file's contents
   +FILE.npy            the same, written back to the file afterwards
-  FILE.npy=TYPE:COUNT  a new buffer, not initialised, written to the file afterwards
+  FILE.npy=TYPE:COUNT  a new, uninitialised buffer, written to the file
   TYPE=VALUE           a number
-TYPE is one of {", ".join(TYPES)}.
+TYPE is one of {", ".join(TYPES[:5])},
+{", ".join(TYPES[5:])}.
 
 {EXAMPLE}"""
 
