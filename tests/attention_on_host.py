@@ -37,7 +37,16 @@ static void ark_unpack(float (&to)[8], const uint4& v, const Half*) {
   const uint32_t words[4] = {v.x, v.y, v.z, v.w};
   for (int i = 0; i < 8; ++i) to[i] = value(words[i / 2] >> i % 2 * 16);
 }
+static float ark_exp(float v) { return std::exp(v); }
 static float ark_exp2(float v) { return std::exp2(v); }
+static ark_u32 __byte_perm(ark_u32 low, ark_u32 high, ark_u32 selector) {
+  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+  ark_u32 made = 0u;
+  for (ark_u32 i = 0u; i < 4u; ++i) {
+    made |= static_cast<ark_u32>(both >> 8u * (selector >> 4u * i & 7u) & 0xffu) << 8u * i;
+  }
+  return made;
+}
 static bool __any_sync(unsigned, bool v) {
   bool any = false;
   for (int i = 0; i < 32; ++i) any |= __shfl_sync(0u, v ? 1.0f : 0.0f, i) != 0.0f;

@@ -118,6 +118,7 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
   // the loads of all sequences are in flight at the same time.
   constexpr bool BY_LANE = BATCH > ARK_WARPS && TILES <= 16 && ARK_THREADS >= BATCH;
   bool ranks = false, over = true;
+  ArkCandidates<TILES> ahead = {};  // of the warp's first sequence
   if constexpr (BY_LANE) {
     S own = settings;
     own.p += SETTINGS * (ark_tid() < BATCH ? ark_tid() : 0);
@@ -133,16 +134,21 @@ ARK_DEVICE void ark_choose_each(ArkCtx& c, const ArkTask& t, L logits, S setting
           ark_choose_by_lane<TILES, CONTEXT, STOPS>(c, b, own, at, found, row, posted, stop_tokens);
     }
   } else {
-    for (int b = 0; b < BATCH; ++b) {
+    C first = candidates;
+    first.p += 2 * TILES * (ark_warp() < BATCH ? ark_warp() : 0);
+    ark_candidates<TILES>(first, ahead);
+    // Each lane reads the settings of other sequences, so that all loads are in flight at once.
+    for (int b = ark_lane(); b < BATCH; b += ARK_LANES) {
       S own = settings;
       own.p += SETTINGS * b;
       ranks = ranks || ark_ranks<VOCABULARY>(own);
     }
+    ranks = ark_warp_sum(ranks ? 1.0f : 0.0f) > 0.0f;
   }
   for (int b = BY_LANE && !ranks ? BATCH : 0; b < BATCH; ++b) {
     if (ranks || b % ARK_WARPS == ark_warp()) {
-      ArkCandidates<TILES> own = {};
-      if (!ranks) ark_candidates<TILES>(candidates, own);
+      ArkCandidates<TILES> own = ahead;
+      if (!ranks && b != ark_warp()) ark_candidates<TILES>(candidates, own);
       const bool ended = ark_ended<CONTEXT, STOPS>(settings, position, tokens, stop_tokens);
       // This sum over the warp also synchronises the lanes, so that all lanes have read the
       // position before the first lane writes it.

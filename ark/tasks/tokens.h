@@ -86,8 +86,9 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   const int lo = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * tile / TILES);
   const int hi = static_cast<int>(static_cast<ark_i64>(VOCABULARY) * (tile + 1) / TILES);
   ArkSampler sampler = ark_sampler(settings, position, ark_token_of<VOCABULARY, SHARED>(t, lo));
-  // Several logits are loaded at a time, because a thread has many of them if there are few tiles.
-  constexpr int B = 8;
+  // Several logits, or packs of them, are loaded at a time, because a thread has many of them if
+  // there are few tiles.
+  constexpr int B = 8, PACKS = 16;
   // If the tile consists of whole packs (vectors), the largest logit is searched pack by pack. This
   // fast path does not add noise: the unrolled code that adds noise to so many logits would take
   // longer to load than to run.
@@ -95,15 +96,16 @@ ARK_DEVICE void ark_sample_tile(ArkCtx& c, const ArkTask& t, L logits, S setting
   constexpr bool PACKED = ARK_THREADS > 1 && VOCABULARY % (PACK * TILES) == 0;
   const bool packed =
       PACKED && sampler.temperature <= 0.0f && reinterpret_cast<ark_u64>(logits.p) % 16u == 0u;
-  for (int first = lo + PACK * ark_tid(); packed && first < hi; first += B * PACK * ARK_THREADS) {
-    decltype(ark_held<PACK>(logits.p)) held[B];
+  for (int first = lo + PACK * ark_tid(); packed && first < hi;
+       first += PACKS * PACK * ARK_THREADS) {
+    decltype(ark_held<PACK>(logits.p)) held[PACKS];
 #pragma unroll
-    for (int b = 0; b < B; ++b) {
+    for (int b = 0; b < PACKS; ++b) {
       const int i = first + b * PACK * ARK_THREADS;
       ark_hold(held[b], logits.p + (i < hi ? i : first));
     }
 #pragma unroll
-    for (int b = 0; b < B; ++b) {
+    for (int b = 0; b < PACKS; ++b) {
       const int i = first + b * PACK * ARK_THREADS, at = i < hi ? i : first;
       const auto pack = ark_unpacked(held[b]);
 #pragma unroll

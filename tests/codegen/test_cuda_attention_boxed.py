@@ -25,7 +25,9 @@ from tests.declarations import cut
 GROUP, WIDTH, PAGE = 4, 64, 24
 SLOTS, SLOT_BYTES = 8, 24576
 OWN = GROUP * (WIDTH + 2)
-MOST = (SLOT_BYTES - 3 * 32) // (4 * WIDTH)  # positions for which a slot has room
+TILE_POSITIONS = 8  # positions of a tile
+# The number of positions for which a slot has room.
+MOST = (SLOT_BYTES - 8 * 32) // (4 * WIDTH) // TILE_POSITIONS * TILE_POSITIONS
 
 RING = r"""
 #define ARK_POINTER(T, address) reinterpret_cast<T*>(address)
@@ -38,7 +40,10 @@ struct ArkGrowth {
   ark_u64 address, beside, length, table;
   ark_u32 row, rows, step, part, parts, page, pitch, pages;
 };
-struct Task { ark_u32 growth; };
+struct Task {
+  ark_u32 growth, kind, wait_begin, wait_end;
+  ark_u64 operand[6];
+};
 static struct { ark_u64 growths; } parameters;
 static struct { ark_u64 full[8], empty[8]; } ark_matrix;
 struct ArkMatrixSlot { ark_u32 slot, parity; };
@@ -46,7 +51,6 @@ struct ArkMatrixLoad { ArkMatrixSlot at; bool stopped; ark_u32 issued; };
 static ArkMatrixSlot start;          // the next slot of every warp
 static ArkMatrixSlot kept;           // what the warps have kept
 static ark_u32 expected[8], copied[8], released[8], waited[8];
-static float ark_exp(float v) { return std::exp(v); }
 static const ark_u32* ark_words(ark_u64 address) { return reinterpret_cast<ark_u32*>(address); }
 static ark_u32 ark_load_acquire(const ark_u32* p, bool) { return *p; }
 // Addresses of slots count from the ring's begin, those of barriers from `full`.
@@ -81,18 +85,20 @@ CALLS = r"""
 // Stages that SHARED warps share, of as many positions as a slot has room for.
 template <int SHARED>
 struct Stages {
-  static constexpr int SHARERS = SHARED, OWNERS = 8 / SHARED, UNIT = 8 * SHARED;
-  static constexpr int MOST = (24576 - 3 * 32) / 256 / UNIT * UNIT;
+  static constexpr int SHARERS = SHARED, OWNERS = 8 / SHARED;
+  static constexpr ark_u32 SEVERAL = SHARED == 1 ? 8u : 1u;
+  static constexpr int MOST = (24576 - 8 * 32) / 256 / 8 * 8, VALUES = MOST * 128 + 4 * 32;
 };
 typedef ArkBoxedAttention<4, 64> Shared;
+static_assert(sizeof(ArkBoxedInputs<4, 64>) % 16 == 0, "queries are loaded in packs");
 template <class S>
 static void warp_of(Shared& s, int begin, int end, int newest) {
   ArkCtx c;
   uint4 a[2][2];
-  ark_query_tiles<4, 64, Half>(s.query, a);
+  ark_query_tiles<4, 64, Half>(s.inputs[0].query, a);
   ArkBoxedSums<64> r = {};
   r.top = -1e30f;
-  ark_boxed_share<S, 64, Half>(c, s.current, begin, end, newest, a, r);
+  ark_boxed_share<S, 64, Half>(c, s.inputs[0].current, begin, end, newest, a, r);
   // Two warps share a partial result, as where those of all warps do not fit in shared memory.
   float* part = s.own[number % 4];
   if (number >= 4) ark_boxed_part<4, 64, Shared::PITCH, false>(r, part);
@@ -103,8 +109,11 @@ static void clear(char* slots, ark_u32 slot) {
   start = {slot, 0u};
   for (int i = 0; i < 8; ++i) expected[i] = copied[i] = released[i] = waited[i] = 0u;
 }
-extern "C" ark_u32 step(ark_u32 rows, ark_u32 most, ark_u32 unit) {
-  return ark_boxed_step(rows, most, unit);
+extern "C" int follows(const Task* t, const Task* next, ark_u64 bytes) {
+  return ark_boxed_follows<0, 3, 4, 5>(*t, *next, bytes);
+}
+extern "C" ark_u32 step(ark_u32 rows, ark_u32 most, ark_u32 several) {
+  return ark_boxed_step(rows, most, several);
 }
 template <class S>
 static int load_as(char* slots, ark_u32 slot, const ArkGrowth* growth, ark_u32* bytes) {
@@ -127,8 +136,8 @@ static void attend(char* slots, ark_u32 slot, int begin, int end, int newest, co
                    const float* current, ark_u32* left, float* own) {
   static Shared s;
   clear(slots, slot);
-  for (int i = 0; i < 256; ++i) s.query[i] = query[i];
-  for (int i = 0; i < 128; ++i) s.current[i] = current[i];
+  for (int i = 0; i < 256; ++i) s.inputs[0].query[i] = query[i];
+  for (int i = 0; i < 128; ++i) s.inputs[0].current[i] = current[i];
   for (int turn = 0; turn < 8; ++turn) {
     const int w = (turn + 4) % 8;  // warps of the second group store their parts first
     std::vector<std::thread> lanes;
@@ -165,7 +174,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("boxed")
     source, library = folder / "boxed.cpp", folder / "boxed.so"
     text = unfenced(inline.header("attention_boxed.h"))
-    loading = cut(text, "void ark_matrix_load_grown(", "struct ArkBoxedAttention")
+    loading = cut(text, "void ark_matrix_load_grown(", "struct alignas(16) ArkBoxedInputs")
     growth = resources.files("ark_cuda").joinpath("growth.h").read_text()
     parts = [
         HOST.replace("ARK_WARPS = 4", "ARK_WARPS = 8"),
@@ -175,7 +184,8 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         inline.header("attention_boxed_sums.h"),
         cut(text, "ark_u32 ark_boxed_step(", "void ark_matrix_load_grown("),
         loading.replace("const ArkTask& t", "const Task& t"),
-        cut(text, "struct ArkBoxedAttention", "void ark_boxed_inputs("),
+        cut(text, "struct alignas(16) ArkBoxedInputs", "struct ArkBoxedHeld"),
+        cut(text, "bool ark_boxed_follows(", "void ark_boxed_share(").replace("ArkTask", "Task"),
         cut(text, "void ark_boxed_share(", "void ark_attention_boxed("),
         CALLS,
     ]
@@ -191,12 +201,12 @@ def slots() -> np.ndarray:
     return memory[-memory.ctypes.data % 128 :][: SLOTS * SLOT_BYTES]
 
 
-def step_of(rows: int, unit: int, most: int) -> int:
-    """Returns the number of positions in a stage: the smallest with which all positions need no
-    more rounds over the slots than with full stages.
+def step_of(rows: int, most: int, several: int) -> int:
+    """Returns the number of positions in a stage, a multiple of those of a tile: the smallest with
+    which the positions need no more multiples of `several` stages than with full stages.
     """
-    slots = SLOTS * max(1, math.ceil(rows / (SLOTS * most)))
-    return math.ceil(math.ceil(rows / slots) / unit) * unit
+    stages = several * max(1, math.ceil(rows / (several * most)))
+    return math.ceil(math.ceil(rows / stages) / TILE_POSITIONS) * TILE_POSITIONS
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -239,8 +249,7 @@ def test_loaded_stages_give_numpys_attention(
     stages = device.load(pointer(ring), first, pointer(growth), sharers, pointer(nbytes))
     seen = min(length + 1, room)
     begin, end, newest = seen * part // parts, seen * (part + 1) // parts, seen - 1
-    unit = 8 * sharers
-    step = step_of(end - begin, unit, MOST // unit * unit)
+    step = step_of(end - begin, MOST, SLOTS if sharers == 1 else 1)
     assert stages == -(-(end - begin) // step)
     assert (nbytes[0] == nbytes[1]).all()  # each barrier completes
     assert nbytes[0].sum() == 2 * row * (min(end, newest) - begin)
@@ -270,12 +279,54 @@ def test_loaded_stages_give_numpys_attention(
     np.testing.assert_allclose(got, want, atol=2e-4)
 
 
-@pytest.mark.parametrize(("most", "unit"), [(80, 8), (32, 8), (128, 32)])
-def test_stages_fill_all_slots_as_often_as_full_ones(
-    device: ctypes.CDLL, most: int, unit: int
+@pytest.mark.parametrize(("most", "several"), [(80, 8), (32, 8), (128, 1)])
+def test_stages_are_equal_and_as_few_as_full_ones(
+    device: ctypes.CDLL, most: int, several: int
 ) -> None:
     for rows in (0, 1, 7, 63, 64, 65, 511, 512, 513, 576, 640, 641, 2047, 8193, 131072):
-        step = device.step(rows, most, unit)
-        assert step == step_of(rows, unit, most)
-        assert step % unit == 0 and (rows == 0 or step in range(1, most + 1))
-        assert rows == 0 or -(-rows // step) <= SLOTS * -(-rows // (SLOTS * most))
+        step = device.step(rows, most, several)
+        assert step == step_of(rows, most, several)
+        assert step % TILE_POSITIONS == 0 and (rows == 0 or step in range(1, most + 1))
+        assert rows == 0 or -(-rows // step) <= several * -(-rows // (several * most))
+
+
+class Task(ctypes.Structure):
+    """The fields of a task's record that say whether its inputs may be loaded early."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("growth", "kind", "wait_begin", "wait_end")),
+        ("operand", ctypes.c_uint64 * 6),
+    )
+
+
+QUERY, POSITION, OUTPUT, FRESH = 0, 3, 4, 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"kind": 2}, False),
+        ({"wait_end": 8}, False),
+        *(({index: 5000 + 64}, False) for index in (QUERY, POSITION, FRESH)),
+        ({QUERY: 5000 - 64}, False),
+        ({QUERY: 5000 - 256, FRESH: 5000 + 256}, True),
+        ({OUTPUT: 5000}, True),
+    ],
+)
+def test_inputs_are_loaded_early_for_a_task_without_waits_that_reads_other_memory(
+    device: ctypes.CDLL, changed: dict[int | str, int], expected: bool
+) -> None:
+    """changed: fields or operands of the next task that differ from those of a task whose inputs
+    may be loaded while the running task writes 256 bytes from 5000 on.
+    """
+    running = Task(1, 1, 4, 6, (ctypes.c_uint64 * 6)(1000, 0, 0, 2000, 5000, 3000))
+    following = Task(1, 1, 7, 7, (ctypes.c_uint64 * 6)(1256, 0, 0, 2004, 5256, 3256))
+    for field, value in changed.items():
+        if isinstance(field, str):
+            setattr(following, field, value)
+        else:
+            following.operand[field] = value
+    device.follows.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+    early = device.follows(ctypes.addressof(running), ctypes.addressof(following), 256)
+    assert bool(early) is expected

@@ -61,6 +61,7 @@ struct ArkMatrixRing {
   ark_u64 begun;
   ark_u32 leave;
   ark_u32 stopped;  // the loading thread has stopped after a failed wait
+  ark_u32 inputs;   // the task whose inputs its predecessor has loaded (attention_boxed.h)
 #ifdef ARK_HAS_TENSOR_MEMORY
   ark_u64 made;  // an mbarrier: a tile's sums are complete
   ark_u32 sums;  // the first column of the sums in tensor memory
@@ -103,6 +104,7 @@ ARK_DEVICE void ark_matrix_open() {
     ark_barrier_init(&ark_matrix.made, 1u);
 #endif
     ark_matrix.leave = ark_matrix.stopped = 0u;
+    ark_matrix.inputs = ARK_NO_TASK;
 #ifndef ARK_HAS_TENSOR_MEMORY
     ark_matrix.loaded = 0u;
 #endif

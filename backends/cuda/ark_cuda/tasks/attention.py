@@ -162,10 +162,12 @@ class PagesFromRing(FromRing):
 
 class Boxed(_Cached):
     """Attention of one row in the variant `matrix`, where the loading thread copies keys and values
-    to the ring of stages in shared memory (attention_boxed.py).
+    to the ring of stages in shared memory (attention_boxed.py). numbers: of the operands query,
+    position, output and fresh.
     """
 
     callee, own = "ark_attention_boxed", BOXED
+    numbers: ClassVar[tuple[int, ...]] = (0, 3, 4, NEW_ROWS_OPERAND)
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return attention_boxed.rows(sig, machine) > 0
@@ -174,7 +176,7 @@ class Boxed(_Cached):
         return SCRATCH_BYTES
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        return inline.inlined(name, _call(sig, self.callee, (), staged=True), machine)
+        return inline.inlined(name, _call(sig, self.callee, self.numbers, staged=True), machine)
 
     def load(self, name: str, sig: Signature, machine: Machine) -> str | None:
         stages = f"ArkBoxedStages<{sig.operands[1].ctype}, {_shape(sig)[1]}>"
@@ -189,6 +191,7 @@ class BoxedPages(Boxed):
 
     kind = "paged_attention"
     callee, paged = "ark_attention_boxed_pages", "attention_boxed_pages.h"
+    numbers = (0, 4, 5, PAGED_FRESH)
 
 
 class InPlace(_Cached):
