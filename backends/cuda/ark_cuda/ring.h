@@ -145,6 +145,11 @@ ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) 
 ARK_DEVICE bool ark_slot_engine(ark_u64 address, ark_u32 bytes) {
   return ((address | bytes) & 15u) == 0u;
 }
+// Called by one lane: a copy of so many bytes will signal the slot's barrier `full`.
+ARK_DEVICE void ark_stage_expects(ark_u32 full, ark_u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(full), "r"(bytes)
+               : "memory");
+}
 // Two functions start the copy of a stage. All lanes call ark_prepare_slot and then ark_fill_slot
 // with the same fetch. ark_prepare_slot does the work that need not wait for earlier copies, and
 // returns false if the bytes do not fit into a slot. ark_fill_slot starts the copy.
@@ -155,10 +160,7 @@ ARK_DEVICE bool ark_prepare_slot(ArkCtx& c, const ArkRingAt& at, ark_u32 slot, a
     return false;
   }
   if (ark_slot_engine(address, bytes) && ark_lane() == 0) {
-    asm volatile(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at.full + slot * 8u),
-        "r"(bytes)
-        : "memory");
+    ark_stage_expects(at.full + slot * 8u, bytes);
   }
   return true;
 }

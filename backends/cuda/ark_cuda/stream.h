@@ -105,7 +105,12 @@ constexpr ark_u32 ARK_STARVING = ARK_SLOW_MEMORY ? 5 : 6;
 // variant `roles`: in variants in which all warps use each stage, more copies in flight were always
 // slower.
 constexpr bool ARK_STARVES = ARK_BLOCK_WARPS > ARK_WARPS + 1 && ARK_RING_DEPTH > ARK_STARVING;
-constexpr ark_u32 ARK_MOST_IN_FLIGHT = ARK_STARVES ? ARK_IN_FLIGHT + 1 : ARK_IN_FLIGHT;
+// The limit is for stages that fill their slots. Of stages that fill at most half, twice as many
+// may be in flight, if the ring is deep enough.
+constexpr ark_u32 ARK_SMALL_STAGE = ARK_STAGE_BYTES / 2;
+constexpr ark_u32 ARK_SMALL_MORE = ARK_RING_DEPTH > 2 * ARK_IN_FLIGHT + 1 ? ARK_IN_FLIGHT : 0;
+constexpr ark_u32 ARK_MOST_IN_FLIGHT = ARK_IN_FLIGHT + ARK_SMALL_MORE + (ARK_STARVES ? 1 : 0);
+static_assert(ARK_RING_DEPTH > ARK_MOST_IN_FLIGHT, "the ring is deeper than what is in flight");
 
 // Called by the whole warp. Returns the number of copies that may be in flight when the copy of
 // stage `issued` begins.
@@ -113,7 +118,7 @@ ARK_DEVICE ark_u32 ark_stream_in_flight(const ArkRingAt& at, ark_u32 issued) {
   if (!ARK_STARVES || issued < ARK_STARVING) return ARK_IN_FLIGHT;
   const ark_u32 index = issued - ARK_STARVING, round = index / ARK_RING_DEPTH;
   const bool used = ark_barrier_tested_at(at.empty + index % ARK_RING_DEPTH * 8u, round & 1u);
-  return __all_sync(0xffffffffu, used) ? ARK_MOST_IN_FLIGHT : ARK_IN_FLIGHT;
+  return __all_sync(0xffffffffu, used) ? ARK_IN_FLIGHT + 1 : ARK_IN_FLIGHT;
 }
 
 // Waits until the copy of stage number issued - back has arrived in shared memory. Returns at once
@@ -214,6 +219,72 @@ ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowt
   return true;
 }
 
+// One pass of the loading warp over the ring takes about as long as memory needs for a stage of 8
+// KB, because its tests wait behind the computing warps' loads from shared memory. So a pass starts
+// the copies of up to this many stages. At most ARK_IN_FLIGHT, and at most ARK_STARVING if the
+// latter's test is made: so a pass only tests barriers for stages that began before it, which are
+// less than one phase away.
+constexpr ark_u32 ARK_PASS_STAGES =
+    ARK_STARVES && ARK_STARVING < ARK_IN_FLIGHT ? ARK_STARVING : ARK_IN_FLIGHT;
+
+// True if the phase of stage number `index` has completed, of the barrier of its slot in the array
+// at `barriers`.
+ARK_DEVICE bool ark_stage_tested(ark_u32 barriers, ark_u32 index) {
+  const ark_u32 round = index / ARK_RING_DEPTH;
+  return ark_barrier_tested_at(barriers + index % ARK_RING_DEPTH * 8u, round & 1u);
+}
+// True if fewer than the most copies are in flight when the copy of stage number `index` begins.
+// more: number of copies that may be in flight beyond ARK_IN_FLIGHT. All barriers are tested before
+// a result is used, because a test takes long. The test of a stage before the first one has no
+// meaning, and its result is not used.
+ARK_DEVICE bool ark_stage_next(const ArkRingAt& at, ark_u32 index, ark_u32 more) {
+  const ark_u32 back = ARK_IN_FLIGHT + more;
+  const bool landed = ark_stage_tested(at.full, index - back);
+  if (!ARK_STARVES) return landed || index < back;
+  const bool earlier = ark_stage_tested(at.full, index - back - 1u);
+  const bool used = ark_stage_tested(at.empty, index - ARK_STARVING);
+  const bool starves = used && index >= ARK_STARVING;
+  return landed || index < back || (starves && (earlier || index == back));
+}
+
+// Called by the whole warp. Starts the copies of stage number `issued` and of those after it that
+// may begin now. Lane k has the record of stage `issued`, and each lane after it the next record.
+// runs: the lanes (as a mask) with stages of contiguous bytes; lane k is one. small: those whose
+// stages fill at most half of a slot. Returns the number of copies that were started, 0 if the
+// launch ends.
+ARK_DEVICE ark_u32 ark_stream_pass(ArkCtx& c, const ArkRingAt& at, ArkRecords& r, ark_u32 k,
+                                   ark_u32 runs, ark_u32 small, ark_u32 issued) {
+  const ark_u32 lane = static_cast<ark_u32>(ark_lane()), ahead = lane - k;
+  const ark_u32 index = issued + ahead, slot = index % ARK_RING_DEPTH;
+  // While stages come from L2, a prefetch may be due before each.
+  const bool several = !ARK_PREFETCH_ON || r.prefetched <= r.begin + k;
+  bool free = false, next = false;
+  if (several && ahead < ARK_PASS_STAGES && (runs >> lane & 1u) != 0u) {
+    free = ark_barrier_tested_at(at.empty + slot * 8u, (index / ARK_RING_DEPTH + 1u) & 1u);
+    next = ark_stage_next(at, index, (small >> lane & 1u) != 0u ? ARK_SMALL_MORE : 0u);
+  }
+  const ark_u32 begin = __ballot_sync(0xffffffffu, free && next) >> k;
+  const ark_u32 frees = __ballot_sync(0xffffffffu, free) >> k;
+  ark_u32 count = static_cast<ark_u32>(__ffs(static_cast<int>(~begin))) - 1u;
+  const ark_u32 full = at.full + slot * 8u, to = at.slots + slot * ARK_STAGE_BYTES;
+  const ark_u64 address = static_cast<ark_u64>(r.mine.y) << 32 | r.mine.x;
+  const bool waits = count == 0u;
+  if (waits) {
+    const ark_u32 first = issued % ARK_RING_DEPTH, round = issued / ARK_RING_DEPTH;
+    if ((frees & 1u) == 0u && !ark_slot_free_prefetching(at, first, round, r, r.begin + k)) {
+      return 0u;
+    }
+    count = 1u;
+  }
+  if (ahead < count) ark_stage_expects(full, r.mine.z);
+  if (waits) {
+    const ark_u32 more = (small >> k & 1u) != 0u ? ARK_SMALL_MORE : 0u;
+    if (!ark_stream_landed(c, at, issued, ark_stream_in_flight(at, issued) + more)) return 0u;
+  }
+  if (ahead < count) ark_bulk_copy(to, address, r.mine.z, full, ARK_STREAM_POLICY);
+  return count;
+}
+
 // Starts the copies of all stages of one iteration. issued: the number of stages since the launch.
 // Returns false if no more stages are needed. The fetch records are loaded 32 at a time, one per
 // lane, and the next 32 are loaded while these are used.
@@ -235,7 +306,19 @@ ARK_DEVICE bool ark_stream_iteration(ArkCtx& c, const ArkRange& range, ark_u32& 
     if (first + 32u + lane < end) r.next = records[first + 32u + lane];
     const ark_u32 count = end - first < 32u ? end - first : 32u;
     if (ARK_STREAM_GROWS && mine.w - 1u < 0x7fffffffu) growth = growths[mine.w - 1u];
-    for (ark_u32 k = 0u; k < count; ++k) {
+    const ark_u64 from = static_cast<ark_u64>(mine.y) << 32 | mine.x;
+    const bool run = lane < count && mine.w == 0u && mine.z <= ARK_STAGE_BYTES;
+    const ark_u32 runs = __ballot_sync(0xffffffffu, run && ark_slot_engine(from, mine.z));
+    const ark_u32 small = __ballot_sync(0xffffffffu, mine.z <= ARK_SMALL_STAGE);
+    for (ark_u32 k = 0u, done = 1u; k < count; k += done) {
+      if ((runs >> k & 1u) != 0u) {
+        done = ark_stream_pass(c, at, r, k, runs, small, issued);
+        if (done == 0u) return false;
+        issued += done;
+        if (issued >= 2u * ARK_STAGE_PERIOD) issued -= ARK_STAGE_PERIOD;
+        continue;
+      }
+      done = 1u;
       ark_u32 form = 0u;
       if (ARK_STREAM_GROWS || ARK_STREAM_CUTS) form = __shfl_sync(0xffffffffu, mine.w, k);
       const ark_u64 low = __shfl_sync(0xffffffffu, mine.x, k);
