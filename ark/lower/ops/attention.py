@@ -210,7 +210,7 @@ def _lower_sequence(
         streamed = streamed_rows(key, given.heads // kv_heads, machine)
     # The smallest number of positions that one task reads. If keys and values are streamed through
     # the ring in shared memory, it is at least the number of positions in one stage of the ring.
-    least = max(32, streamed) if machine.variant.role(COMMUNICATE) else 64
+    least = max(64, streamed)
     least *= 2 if streamed and batch > 1 and machine.ring_bytes else 1
     part = 4 * (given.head_dim + 2)  # in bytes
     # The merge polls all parts, so their number is at most about the cube root of `context`.

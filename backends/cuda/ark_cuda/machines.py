@@ -28,9 +28,9 @@ SEVERAL_WARPS = (12, 11, 10, 9, 8, 7, 6, 5)  # fewer for several rows, which nee
 # because more rows need more registers per thread than such a block has.
 FEW_ROWS, ROOMY_WARPS = 4, 12
 # Variants for quantised weights, each with its number of computing warps, slots of the operand
-# ring, bytes of a slot, and copies in flight. Slots have 18 KB, or 9 KB so that one warp has fewer
-# rows to multiply per slot. With ten warps in a block, a thread has 168 registers.
-ROW_STAGES = ((10, 20, 9216, 5), (10, 10, 18432, 3))
+# ring, bytes of a slot, and copies in flight. Slots have 18 KB, or about 8 KB so that one warp has
+# fewer rows to multiply per slot. With 12 warps in a block, a thread has 144 registers.
+ROW_STAGES = ((12, 24, 8448, 8), (10, 20, 9216, 8), (10, 10, 18432, 4))
 # Elements of an input row that a thread keeps in registers. A thread has 96 registers if the block
 # has 17 warps.
 ROW_SLICE_ELEMENTS = 32

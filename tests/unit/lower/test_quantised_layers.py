@@ -83,7 +83,7 @@ def test_rows_that_do_not_fit_the_ring_are_read_in_place() -> None:
 def test_slots_have_the_size_of_whole_rows() -> None:
     assert decoder("h200", None)[0].machine["variants"][0]["stage_bytes"] == 16384
     variant = decoder("h200", "int4")[0].machine["variants"][0]
-    assert variant["stages"] * variant["stage_bytes"] == 20 * 9216
+    assert variant["stages"] * variant["stage_bytes"] == 24 * 8448
     wide = dataclasses.replace(LAYER, hidden_size=4096, intermediate_size=14336, head_dim=128)
     config = quantised_config(wide, "fp8", "it")
     (plan,) = make_plans(Shape(config, bf16, 640, 0), registry.machine("h200"))
