@@ -133,20 +133,30 @@ ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, cons
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
   float* blocks = squares - (K + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK;
   const int end = t.coord[1];
-  const bool lead = ark_lane() % STEP == 0;
   const int first = static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS -
                                       (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS) %
                                      ARK_WARPS);
-  const auto row_of = [&](int j) { return t.coord[0] + j * R + ark_lane() / STEP; };
-  float ahead[1][WIDTH] = {};
-  const auto prepare = [&](int row) {
-    if (lead && row < end) ark_sums_ahead(c, epilogue, 0, row, 1, ahead);
+  const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
+  // Two rows of one stage each take the matrix unit no longer than one row. So the last two stages
+  // of a warp are multiplied at once, if a warp has two slots of the ring.
+  constexpr bool PAIRS = R == 1 && !Tile::NONE && WIDTH == 1 && ARK_RING_DEPTH >= 2 * ARK_WARPS;
+  const auto paired = [&](int j) {
+    return PAIRS && j + ARK_WARPS < stages && j + 2 * ARK_WARPS >= stages;
   };
-  if constexpr (!S::WAITS) prepare(row_of(first));
+  const auto row_of = [&](int j) {
+    return t.coord[0] + j * R + (paired(j) ? ark_lane() / 16 * ARK_WARPS : ark_lane() / STEP);
+  };
+  float ahead[1][WIDTH] = {};
+  const auto leads = [&](int j) { return ark_lane() % (paired(j) ? 16 : STEP) == 0; };
+  const auto prepare = [&](int j) {
+    const int row = row_of(j);
+    if (leads(j) && row < end) ark_sums_ahead(c, epilogue, 0, row, 1, ahead);
+  };
+  if constexpr (!S::WAITS) prepare(first);
   float factor[N::norm ? 2 * ARK_BLOCK_PAIRS<K> : 1];
   if constexpr (N::norm) ark_block_factors<K>(prologue.weight.p, factor);
   if (!ark_enter(c)) return false;
-  if constexpr (S::WAITS) prepare(row_of(first));
+  if constexpr (S::WAITS) prepare(first);
   float square =
       ark_tile_row<Tile, K, SHARES, FIRST, N::norm>(c, input.p, factor, xs, blocks, X::system);
   const ark_u32 gathered = ark_gather_stored();
@@ -156,20 +166,29 @@ ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, cons
     if (ark_lane() == 0) squares[ark_warp()] = square;
     squared = ark_squares_stored();
   }
-  const int stages = static_cast<int>(t.fetch_end - t.fetch_begin);
   const ROW* w = nullptr;
   if (first < stages) w = reinterpret_cast<const ROW*>(ark_stage(c, t.fetch_begin + first));
   ark_gather_wait(gathered);
   float scale = 1.0f;
-  for (int j = first; j < stages; j += ARK_WARPS) {
+  for (int j = first; j < stages; j += paired(j) ? 2 * ARK_WARPS : ARK_WARPS) {
     const int row = row_of(j);
     if (j != first) {
-      prepare(row);
+      prepare(j);
       w = reinterpret_cast<const ROW*>(ark_stage(c, t.fetch_begin + j));
     }
+    const bool lead = leads(j), pair = paired(j);
     float total;
     if constexpr (Tile::NONE) {
       total = ark_lane_products<R>(w, xs);
+    } else if constexpr (PAIRS) {
+      if (pair) {
+        const char* second = ark_stage(c, t.fetch_begin + j + ARK_WARPS);
+        const auto apart = second - reinterpret_cast<const char*>(w);
+        total = ark_tile_products<2, Tile>(w, xs, blocks, static_cast<int>(apart));
+        ark_stage_done(c, t.fetch_begin + j + ARK_WARPS);
+      } else {
+        total = ark_tile_products<R, Tile>(w, xs, blocks);
+      }
     } else {
       total = ark_tile_products<R, Tile>(w, xs, blocks);
     }

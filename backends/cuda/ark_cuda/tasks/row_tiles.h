@@ -98,17 +98,20 @@ ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
 }
 
 // The products of R rows of codes with the input x. x is in the tile's layout; `blocks` has the
-// inverse factors of its blocks. Lane l gets the product of row l R / 32.
+// inverse factors of its blocks. Lane l gets the product of row l R / 32. apart: bytes from a row
+// to the next, for two rows.
 template <int R, class TILE, class C, int K, int GROUP, class S, bool ZEROS>
 ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, const ark_f16* x,
-                                   const float* blocks) {
+                                   const float* blocks,
+                                   int apart = sizeof(ArkRow<C, K, GROUP, S, ZEROS>)) {
   typedef ArkRow<C, K, GROUP, S, ZEROS> Row;
   constexpr int SEGMENTS = TILE::SEGMENTS, PART = TILE::PART, COLUMNS = TILE::COLUMNS;
   constexpr int UNIT = TILE::UNIT, UNITS = PART / UNIT, STEPS = UNIT / COLUMNS;
   constexpr bool ONE = Row::GROUPS == 1;  // the row's scale is applied at the end
   const int me = ark_unknown(ark_lane()), row = me / 4, segment = row % SEGMENTS;
   const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
-  const Row& upper = R > 1 ? (&lower)[1] : lower;
+  const Row& upper =
+      *reinterpret_cast<const Row*>(reinterpret_cast<const char*>(&lower) + (R > 1 ? apart : 0));
   // If all segments (parts of a row) begin at the same bank of shared memory, every second segment
   // processes its units in reverse order, to avoid bank conflicts.
   constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
