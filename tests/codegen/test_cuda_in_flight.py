@@ -50,7 +50,7 @@ def build(
     source, library = folder / "in_flight.cpp", folder / "in_flight.so"
     constants = (
         f"constexpr int ARK_IN_FLIGHT = {in_flight}, ARK_RING_DEPTH = {slots};\n"
-        "constexpr int ARK_STAGE_BYTES = 16384;\n"
+        "constexpr int ARK_STAGE_BYTES = 16384, ARK_STREAM_CUTS = 0;\n"
         f"constexpr bool ARK_SLOW_MEMORY = {int(slow)};\n"
         f"constexpr int ARK_WARPS = 12, ARK_BLOCK_WARPS = {13 + lead};\n"
     )
