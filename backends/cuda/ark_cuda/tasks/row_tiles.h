@@ -128,7 +128,7 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
     return (TURNED ? u ^ turned : u) * UNIT + (HALVES ? s ^ turned : s) * COLUMNS;
   };
   float all[4] = {};
-#pragma unroll(UNITS % 2 == 0 ? 2 : 1)
+#pragma unroll(UNITS % 2 == 0 && STEPS == 1 ? 2 : 1)
   for (int u = 0; u < UNITS; ++u) {
     ark_u32 low[STEPS][TILE::BYTES / 4], high[STEPS][TILE::BYTES / 4] = {};
 #pragma unroll
