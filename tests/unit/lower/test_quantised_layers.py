@@ -90,6 +90,16 @@ def test_slots_have_the_size_of_whole_rows() -> None:
     assert plan.variant == "roles" and plan.machine["variants"][0]["stage_bytes"] == 18432
 
 
+@pytest.mark.parametrize("context", [256, 544, 4096])
+def test_parts_of_attention_do_not_depend_on_the_size_of_slots(context: int) -> None:
+    splits = set()
+    for name in (None, "int4"):
+        config = quantised_config(LAYER, name, "it") if name else LAYER
+        (plan,) = make_plans(Shape(config, bf16, context, 0), registry.machine("h200"))
+        splits |= {op.params["splits"] for op in plan.ops if op.kind == "attention"}
+    assert splits == {min(context // 64, 132 // 8)}  # processors and key/value heads
+
+
 def test_types_of_rows_have_names() -> None:
     dtype = row_type(int4, 4096, 128, bf16, False, bf16)
     assert dtype.name == "int4_k4096_g128_bf16_as_bf16" and by_name(dtype.name) == dtype
