@@ -25,6 +25,9 @@ from ark.tasks.box_text import NAMES, each_index, in_order, tile_type
 from ark.tasks.elementwise import tile_box
 from ark.tasks.windows import Margins, Steps, vector, window_sizes
 
+BLOCK_DIMENSIONS = 2  # spatial dimensions of blocks (see _in_blocks)
+BLOCKS_IN_FLIGHT = 2  # blocks of which a thread loads the windows at once
+
 
 class UnpoolParams(Params, frozen=True):
     size: Steps
@@ -86,7 +89,9 @@ class Unpool(TaskKind):
             p.tile, fold(out.shape), _one(sig)
         )
         many = vector(p, p.tile, sig) if machine.cooperative else 1
-        if many > 1:
+        if many > 1 and _in_blocks(sig):
+            single = text.where_aligned(sig, (0, 1, 2), _walk_blocks(sig, many), single)
+        elif many > 1:
             single = text.where_aligned(sig, (0, 1, 2), _walk_vectors(sig, many), single)
         return text.function(name, declare + single)
 
@@ -150,6 +155,43 @@ def _walk_vectors(sig: Signature, many: int) -> str:
         f"      [&]({listed}) {{\n    {unused}\n{body}  }},\n"
         f"      [&](const ArkPack<{out.ctype}, {many}>& made, {listed}) "
         f"{{ {unused} {store} }});\n"
+    )
+
+
+def _in_blocks(sig: Signature) -> bool:
+    """True if blocks of neighbouring pixels read the same windows, and the image and its tiles have
+    whole blocks. The image has channels last and two spatial dimensions.
+    """
+    p, shape = sig.read(UnpoolParams), sig.operands[2].shape
+    plain = len(p.size) == BLOCK_DIMENSIONS + 1 and p.dilation == (1,) * len(p.size)
+    return plain and all(
+        p.before[d] < p.size[d] and p.tile[1 + d] % p.stride[d] == shape[2 + d] % p.stride[d] == 0
+        for d in range(BLOCK_DIMENSIONS)
+    )
+
+
+def _walk_blocks(sig: Signature, many: int) -> str:
+    """Statements in which all threads compute blocks of neighbouring pixels as vectors."""
+    p, values, out = sig.read(UnpoolParams), sig.operands[0].shape, sig.operands[2]
+    lines = [
+        f"ArkBlockWindows<{p.size[d]}, {p.stride[d]}, {p.before[d]}, {values[2 + d]}>"
+        for d in range(BLOCK_DIMENSIONS)
+    ]
+    box_of = tile_type(p.tile, fold(out.shape))
+    constants = (box_of, many, BLOCKS_IN_FLIGHT, *lines, out.ctype)
+    names = indices(out.shape)
+    listed = ", ".join(f"int {i}" for i in NAMES)
+    unused = " ".join(f"(void){i};" for i in NAMES)
+    loads = [
+        f"[&]({listed}) {{ {unused} "
+        f"return ark_load_pack<{many}>(p{i} + {text.offset(sig, i, names)}); }}"
+        for i in (0, 1)
+    ]
+    stored = f"ark_store_pack<{many}>(p2 + {text.offset(sig, 2, names)}, made);"
+    return (
+        f"  ark_unpool_blocks<{', '.join(map(str, constants))}>(t.coord,\n"
+        f"      {loads[0]},\n      {loads[1]},\n"
+        f"      [&](const ArkPack<{out.ctype}, {many}>& made, {listed}) {{ {unused} {stored} }});\n"
     )
 
 

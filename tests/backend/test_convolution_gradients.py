@@ -79,6 +79,26 @@ def test_random_max_pools(backend: str) -> None:
     check([_pool(i) for i in range(CASE_COUNT)])
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "pad"),
+    [((3, 3), (2, 2), (1, 1)), ((2, 3), (2, 1), (0, 1)), ((5, 2), (2, 3), (2, 0))],
+    ids=["usual", "without overlap", "gaps"],
+)
+def test_max_pools_with_channels_last(
+    backend: str, size: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int]
+) -> None:
+    """Blocks of pixels that read the same windows."""
+    image = values(1, 2, 10, 12, 8, seed=5)
+
+    def pooled(x: Any) -> Any:
+        return ark.max_pool(x, [*size, 1], [*stride, 1], [*pad, 0])
+
+    def wanted(x: Any) -> Any:
+        return F.max_pool3d(x, (*size, 1), (*stride, 1), (*pad, 0))
+
+    check([Case(f"{size} {stride} {pad}", [image], pooled, wanted)])
+
+
 def test_gradient_of_a_gradient_of_a_max_pool(backend: str) -> None:
     def twice(x: Any) -> Any:
         pooled = ark.max_pool(ark.mul(x, x), 3, 2, 1)
