@@ -109,10 +109,11 @@ ARK_DEVICE void ark_matmul_thin_across(char* scratch, int first, int k0, int k1,
                                        const B& few, const Finish& finish) {
   typedef decltype(ark_factor(many(0, 0))) Sum;
   constexpr int ACROSS = TILE / V, DEEP = ARK_THREADS / ACROSS, EACH = FEW * TILE;
+  constexpr int AT_ONCE = FEW > 8 ? 2 : 8;
   const int column = ark_lane() % ACROSS * V;
   Sum sums[FEW * V] = {};
   if (first + column < MANY) {
-#pragma unroll 8
+#pragma unroll AT_ONCE
     for (int k = k0 + ark_tid() / ACROSS; k < k1; k += DEEP) {
       const auto x = ark_load_pack<V>(many(first + column, k));
 #pragma unroll

@@ -8,9 +8,11 @@ device functions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ark.machine import Machine
+from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.matmul_form import dims, k_range, paired, part_of_k, side_strides, sums_of
@@ -18,6 +20,9 @@ from ark.tasks.matmul_params import MatmulParams
 
 MOST_ROWS, MOST_COLUMNS = 8, 16  # most rows, or columns, of a thin product's result
 MAX_ROWS_ACROSS = 8  # most rows if threads read neighbouring columns of the other operand
+# The same for products of fp32 without the work of an exact tile (Costs.exact_work). In tiles that
+# do not divide k among threads, 16x1000 by 1000x512 takes 60 us on an H200.
+MAX_FP32_ROWS_ACROSS = 16
 MIN_OTHER_ELEMENTS, MIN_K_ELEMENTS = (
     16,
     64,
@@ -77,7 +82,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
         return Thin(few, True, vector)
     other = 1 - few
     row, deep = side_strides(sig, other)
-    if row != 1 or small > MAX_ROWS_ACROSS or large < VECTOR_COLUMNS:
+    if row != 1 or small > _most_rows_across(sig, machine) or large < VECTOR_COLUMNS:
         return None
     vector = text.VECTOR_BYTES // sig.operands[other].itemsize
     steps = (deep, large, *_batches(sig, other))
@@ -92,6 +97,15 @@ def _most_rows(sig: Signature) -> int:
     """
     fp32 = all(sig.operands[i].dtype == "fp32" for i in (0, 1))
     return MOST_COLUMNS if fp32 and not sig.read(MatmulParams).tf32 else MOST_ROWS
+
+
+def _most_rows_across(sig: Signature, machine: Machine) -> int:
+    """The most rows (or columns) of a narrow operand if k is not contiguous in the other one. It is
+    larger for small products of fp32 that no matrix unit computes.
+    """
+    plain = _most_rows(sig) == MOST_COLUMNS and not machine.has(Capability.K_PARTS)
+    small = math.prod(dims(sig)) < machine.costs.exact_work
+    return MAX_FP32_ROWS_ACROSS if plain and small else MAX_ROWS_ACROSS
 
 
 def _loads_vectors(sig: Signature, index: int, rows: int, vector: int) -> bool:

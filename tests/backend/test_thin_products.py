@@ -74,6 +74,8 @@ def test_rows_side_by_side(backend: str) -> None:
             product((), 1, 300, 512),
             product((), 1, 301, 333),
             product((), 5, 96, 130, then=True),
+            product((), 16, 101, 200, then=True),
+            product((2,), 13, 64, 100),
             product((), 200, 1, 300, (True, False)),
             product((), 72, 3, 100, (True, False), ark.bf16),
             product((), 8, 64, 200, (False, False), ark.fp16),
