@@ -267,11 +267,25 @@ def share_of(sig: Signature) -> tuple[int, int]:
     return params.first, params.of or sig.operands[1].shape[0]
 
 
+def task_parts(shares: int, outputs: int, machine: Machine) -> int:
+    """The number of tasks among which the outputs of each share are divided. Either each processor
+    has a task, or a few have none, if the tasks would otherwise need one more turn. shares: the
+    number of (row, slot) pairs, or of rows if a task has all slots. outputs: those of a share.
+    """
+    most, fewest = -(-machine.processors // shares), max(1, machine.processors // shares)
+
+    def longest(parts: int) -> int:
+        return -(-shares * parts // machine.processors) * -(-outputs // parts)
+
+    return min((most, fewest), key=longest)
+
+
 def outputs_of_task(sig: Signature, machine: Machine) -> int:
     """The most outputs of a task of `expert_linear`, as ark.lower.ops.experts divides them."""
     rows, slots = sig.operands[2].shape
     shares = rows * (1 if sig.read(ExpertLinearParams).total else slots)
-    return -(-sig.operands[1].shape[1] // -(-machine.processors // shares))
+    outputs = sig.operands[1].shape[1]
+    return -(-outputs // task_parts(shares, outputs, machine))
 
 
 register(TopK())

@@ -10,7 +10,7 @@ from ark.ir.graph import Node
 from ark.lower.context import Lowering
 from ark.machine.capability import Capability
 from ark.tasks.expert_epilogue import ExpertLinearParams
-from ark.tasks.experts import TopKParams
+from ark.tasks.experts import TopKParams, task_parts
 
 
 def lower_topk(lowering: Lowering, node: Node) -> None:
@@ -33,7 +33,7 @@ def lower_expert_linear(lowering: Lowering, node: Node) -> None:
     given = node.read(ExpertLinearAttributes)
     (rows, slots), n = node.inputs[2].shape, node.outputs[0].shape[-1]
     slots = 1 if given.total else slots
-    parts = split(n, -(-lowering.machine.processors // (rows * slots)))
+    parts = split(n, task_parts(rows * slots, n, lowering.machine))
     coords = [(r, s, a, b) for r in range(rows) for s in range(slots) for a, b in parts]
     operands = [*node.inputs[:3], *node.outputs, *node.inputs[3:]]
     lowering.emit("expert_linear", ExpertLinearParams(**structs.asdict(given)), operands, coords)

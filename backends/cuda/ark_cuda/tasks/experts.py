@@ -1,48 +1,92 @@
 """Products of input rows with the weights of chosen experts, in the variant `roles`. The experts
 are known only when the task runs, so their weights do not pass through the ring of stages. Each
-warp loads the weights of its next outputs to registers while it multiplies the current ones.
+warp loads the weights of its next rows to registers while matrix units multiply the current ones.
 
-Serves weights of 16 bits, and quantised weights without zero points of which all codes in 16 bytes
-share a scale. The vendor-independent body computes all other cases. Called through the dialect.
+Serves weights whose values have 16 bits: bf16, fp16, and quantised weights without zero points of
+which all codes in 16 bytes share a scale. The vendor-independent body computes all other cases.
+Called through the dialect.
 """
 
 from __future__ import annotations
+
+import math
+from typing import NamedTuple
 
 from ark.backend.codegen.body import Body
 from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.expert_epilogue import MAX_SLOTS, constants, declared, weight_operands
-from ark.tasks.experts import HEADERS, MAX_TOTAL_RESULTS, outputs_of_task, share_of
+from ark.tasks.expert_epilogue import constants, declared, weight_operands
+from ark.tasks.experts import HEADERS, outputs_of_task, share_of
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
 PIECE_BYTES = 16
-# The most pieces of weights (16 bytes, 4 registers) that a lane holds for one step along k. Beside
-# them it holds as many for the next step, which are loaded meanwhile.
-MAX_HELD_PIECES = 6
+PIECES = 4  # lanes that load neighbouring pieces of one row; a unit is their columns
+MAX_UNITS = 3  # the most units that a warp multiplies in a step; registers hold them
+TILE_ROWS = 16  # rows of weights that matrix units multiply at once
+VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
+
+
+class _Cut(NamedTuple):
+    """How warps divide a task. units: see MAX_UNITS. chunk: the number of outputs whose sums shared
+    memory holds at once; 0 if there is no room for any.
+    """
+
+    units: int
+    chunk: int
 
 
 def _codes(sig: Signature) -> int:
     """The number of weights in a piece of 16 bytes; 0 if the body does not support the weights."""
     weight, columns = by_name(sig.operands[1].dtype), sig.operands[1].shape[2]
     if not isinstance(weight, RowType):
-        codes = PIECE_BYTES // weight.itemsize if weight.name in ("bf16", "fp16") else 0
+        codes = PIECE_BYTES // weight.itemsize if weight.name in VALUES else 0
         return codes if codes and columns % codes == 0 else 0
     codes = PIECE_BYTES * 8 // weight.codes.bits
     whole = columns % codes == 0 and weight.group % codes == 0
-    return codes if whole and not weight.zeros else 0
+    # Scales of less than a unit's columns are multiplied with the codes, in the values' type.
+    before = weight.group < columns and weight.group % (PIECES * codes) != 0
+    fits = weight.values.name in VALUES and (not before or weight.scales == weight.values)
+    return codes if whole and fits and not weight.zeros else 0
 
 
-def _each(sig: Signature) -> int:
-    """The number of pieces of a row that a lane multiplies."""
-    return -(-sig.operands[1].shape[2] // (_codes(sig) * WARP_LANES))
+def _slots(sig: Signature) -> int:
+    """The number of chosen experts whose products a task computes."""
+    return max(1, constants(sig)[1])
+
+
+def _bytes(sig: Signature, machine: Machine, cut: _Cut) -> int:
+    """Bytes of shared memory: each warp's part of the input and its sums, and the totals."""
+    weights, total = constants(sig)
+    inputs = cut.units * PIECES * _codes(sig)
+    rows = _slots(sig) * cut.chunk
+    return 4 * (machine.warps * (inputs + weights * rows) + (rows if total else 0))
+
+
+def _cut(sig: Signature, machine: Machine) -> _Cut:
+    """The cut in which a task of this signature takes the fewest steps."""
+    outputs, slots = outputs_of_task(sig, machine), _slots(sig)
+    whole = -(-outputs // TILE_ROWS) * TILE_ROWS
+    best, least = _Cut(1, 0), (math.inf, math.inf)
+    for units in range(1, MAX_UNITS + 1):
+        chunks = range(whole, 0, -TILE_ROWS)
+        room = machine.task_bytes
+        chunk = next((n for n in chunks if _bytes(sig, machine, _Cut(units, n)) <= room), 0)
+        if not chunk:
+            break
+        items = slots * -(-sig.operands[1].shape[2] // (units * PIECES * _codes(sig)))
+        # A warp loads twice as much ahead with two units and more, so they are preferred.
+        steps = -(-items // machine.warps) * units * -(-whole // chunk)
+        if (steps, -units) < least:
+            best, least = _Cut(units, chunk), (steps, -units)
+    return best
 
 
 class Ahead(Body):
-    """Multiplies input rows by chosen experts' weights, which a warp loads one step ahead."""
+    """Multiplies input rows by chosen experts' weights, which a warp loads some steps ahead."""
 
     kind = "expert_linear"
 
@@ -60,29 +104,27 @@ class Ahead(Body):
             and given.dtype == "fp32"
             and given.strides[-1] == 1
             and all(stride % 2 == 0 for stride in given.strides[:-1])
-            and (not constants(sig)[1] or outputs_of_task(sig, machine) <= MAX_TOTAL_RESULTS)
-            and self.scratch(sig, machine) <= machine.task_bytes
+            and _cut(sig, machine).chunk > 0
         )
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
-        names = ("float_pairs.h", "linear_codes.h")
+        names = ("float_pairs.h", "linear_codes.h", "code_pairs.h", "mma.h", "row_tiles.h")
         own = (*map(inline.header, names), *HEADERS, inline.header("experts_ahead.h"))
         return (HEADER, *own)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory for an input row, totals and the numbers of the experts."""
-        return 4 * (_each(sig) * WARP_LANES * _codes(sig) + MAX_TOTAL_RESULTS + MAX_SLOTS)
+        return _bytes(sig, machine, _cut(sig, machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
         weights, total = constants(sig)
-        outputs = 1 if weights > 1 else 2
-        parts = -(-_each(sig) // (MAX_HELD_PIECES // (weights * outputs)))
-        row = weight.ctype
-        if not isinstance(by_name(weight.dtype), RowType):
+        dtype, row = by_name(weight.dtype), weight.ctype
+        value = dtype.values.storage if isinstance(dtype, RowType) else row
+        if not isinstance(dtype, RowType):
             row = f"ArkFloatRow<{row}, {weight.shape[2]}>"
-        sizes = (row, weight.shape[1], slots, share_of(sig)[1], weights, total, outputs, parts)
+        sizes = (row, value, weight.shape[1], slots, share_of(sig)[1], weights, total)
         x, experts = (text.given(sig, i) for i in (0, 2))
         given = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
-        call = text.called("ark_expert_ahead", sizes, (x, *given, experts, "finish"))
+        cut = _cut(sig, machine)
+        call = text.called("ark_expert_ahead", (*sizes, *cut), (x, *given, experts, "finish"))
         return text.function(name, f"{declared(sig)}  {call};\n")
