@@ -137,12 +137,14 @@ class RotaryAttributes(Attributes, frozen=True):
 
 class ProjectionAttributes(Attributes, frozen=True):
     """The columns of a projection: `heads` heads of queries, then kv_heads heads of keys and
-    kv_heads heads of values.
+    kv_heads heads of values. head_eps: if above 0, each head of queries and keys is normalised
+    first, and the last input has the weights of both norms.
     """
 
     heads: int
     kv_heads: int
     head_dim: int
+    head_eps: float = 0.0
 
 
 class AttentionAttributes(Attributes, frozen=True):
@@ -182,9 +184,9 @@ class AttentionAttributes(Attributes, frozen=True):
     @property
     def split(self) -> bool:
         """True if attention of a single row over a cache can be divided into splits (parts of the
-        positions). Unlike `plain`, attention with sinks is included.
+        positions). Unlike `plain`, attention with sinks or a window is included.
         """
-        return structs.replace(self, sinks=False).plain
+        return structs.replace(self, sinks=False, window=0).plain
 
 
 class MatmulAttributes(Attributes, frozen=True):

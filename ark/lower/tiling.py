@@ -16,6 +16,7 @@ from ark.ir.graph import Node
 from ark.ir.hints import Hints
 from ark.ir.values import Tensor
 from ark.machine import Machine
+from ark.machine.variant import COMMUNICATE
 from ark.tasks.attention import in_place_bytes
 
 # Generated source counts the elements of a tile with 32-bit integers, so a tile has at most these.
@@ -258,6 +259,15 @@ def attends_in_units(node: Node, parts: bool = False) -> bool:
             for s in (*t.strides[:-1], start_of(t))
         )
     )
+
+
+def divides(given: AttentionAttributes, machine: Machine) -> bool:
+    """True if the positions of attention of a single row may be divided among tasks. The positions
+    of a window are divided only if a communicating warp waits for the parts; without one, a task
+    for each head that reads the few positions in place takes less time.
+    """
+    leads = any(variant.role(COMMUNICATE) for variant in machine.variants)
+    return given.split and (leads or not given.window)
 
 
 def divided_bytes(node: Node) -> int:

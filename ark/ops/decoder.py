@@ -172,13 +172,17 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
     """The NumPy reference of rope_kv. Returns the rotated queries, the new keys and values in one
     array, and the two new caches.
     """
+    heads = ProjectionAttributes.from_node(attrs)
+    if heads.head_eps:
+        *others, norms = inputs
+        normed = [_normed_heads(others[0], norms, heads), *others[1:]]
+        return rope_kv_reference(normed, {**attrs, "head_eps": 0.0})
     x, position, frequencies, keys, values, *table = inputs
     if table:
         return _rope_pages(inputs, attrs)
     if len(position) > 1:
         each = [rope_kv_reference(i, attrs) for i in by_sequence(inputs, len(position), (2,))]
         return [np.concatenate(parts) for parts in zip(*each, strict=True)]
-    heads = ProjectionAttributes.from_node(attrs)
     at, width = int(position[0]), heads.head_dim
     ends = np.cumsum([heads.heads * width, heads.kv_heads * width])
     query, key, value = np.split(x, ends, axis=1)
@@ -191,6 +195,18 @@ def rope_kv_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) ->
         updated[:, at : at + count] = rows[:count].reshape(count, heads, width).swapaxes(0, 1)
         caches.append(updated)
     return [query, np.concatenate([key, value], axis=1), *caches]
+
+
+def _normed_heads(x: np.ndarray, norms: np.ndarray, heads: ProjectionAttributes) -> np.ndarray:
+    """A projection whose heads of queries and keys are divided by their root mean square and
+    multiplied by the norms' weights.
+    """
+    split = x.reshape(len(x), -1, heads.head_dim)
+    scales = np.sqrt((split**2).mean(-1, keepdims=True) + heads.head_eps)
+    weights = np.repeat(norms.reshape(2, -1), [heads.heads, heads.kv_heads], axis=0)
+    rotated = heads.heads + heads.kv_heads
+    normed = split[:, :rotated] / scales[:, :rotated] * weights
+    return np.concatenate([normed, split[:, rotated:]], 1).reshape(x.shape)
 
 
 def _rope_pages(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:

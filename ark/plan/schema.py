@@ -107,6 +107,7 @@ class GrowthRow(_Row, frozen=True):
     parts: Annotated[int, Meta(ge=1, le=1 << 16)]
     beside: Index
     pages: FetchPagesRow | None = None
+    window: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] = 0
 
 
 class FetchRow(_Row, frozen=True):
@@ -239,7 +240,7 @@ def _fetch(row: FetchRow) -> Fetch:
         return Fetch(row.operand, row.offset, row.nbytes, row.stage, None, row.rows, row.parts)
     p = g.pages
     pages = None if p is None else FetchPages(p.table, p.rows, p.pitch, p.count)
-    growth = Growth(g.length, g.row, g.part, g.parts, g.beside, pages)
+    growth = Growth(g.length, g.row, g.part, g.parts, g.beside, pages, g.window)
     return Fetch(row.operand, row.offset, row.nbytes, row.stage, growth, row.rows, row.parts)
 
 

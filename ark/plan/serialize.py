@@ -103,8 +103,10 @@ def _fetch(fetch: Fetch) -> list[Any]:
     if g is None:
         return row
     p = g.pages
-    pages = [] if p is None else [[p.table, p.rows, p.pitch, p.count]]
-    return [*row, [g.length, g.row, g.part, g.parts, g.beside, *pages]]
+    more: list[Any] = [] if p is None else [[p.table, p.rows, p.pitch, p.count]]
+    if g.window:
+        more = [more[0] if more else None, g.window]
+    return [*row, [g.length, g.row, g.part, g.parts, g.beside, *more]]
 
 
 def to_json(plan: Plan) -> str:

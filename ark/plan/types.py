@@ -205,7 +205,7 @@ class Growth:
     equal ranges, and the task reads range number `part`. beside: a second operand of the same
     layout. For example, the fetch's operand has the keys of attention and `beside` the values. In
     each stage its rows follow the rows of the first operand. pages: set if the rows are stored in
-    pages.
+    pages. window: if above 0, only that number of latest rows are divided and copied.
     """
 
     length: int
@@ -214,6 +214,7 @@ class Growth:
     parts: int
     beside: int
     pages: FetchPages | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

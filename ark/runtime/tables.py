@@ -142,7 +142,7 @@ def build(
         tasks=np.array(records, layout.dtype("ArkTask")),
         counter_ops=np.array(counter_ops or [(0, 0, 0, 0, 0)], layout.dtype("ArkCounterOp")),
         fetches=fetches,
-        growths=np.array(growths or [(0,) * 12], layout.dtype("ArkGrowth")),
+        growths=np.array(growths or [(0,) * 14], layout.dtype("ArkGrowth")),
         ranges=np.array(ranges, layout.dtype("ArkRange")),
         lists=lists,
         listing=tuple(listing),
@@ -283,10 +283,10 @@ def _growth(fetch: Fetch, growth: Growth, operands: list[int]) -> tuple[int, ...
     share = (row, rows, step, growth.part, growth.parts)
     pages = growth.pages
     if pages is None:
-        return (first, beside, operands[growth.length], 0, *share, 0, 0, 0)
+        return (first, beside, operands[growth.length], 0, *share, 0, 0, 0, growth.window, 0)
     table = operands[pages.table]
     own = (pages.rows, pages.pitch, pages.count)
-    return (first, beside, operands[growth.length], table, *share, *own)
+    return (first, beside, operands[growth.length], table, *share, *own, growth.window, 0)
 
 
 def _map_addresses(

@@ -92,18 +92,20 @@ ARK_DEVICE void ark_attention_values(ArkAttentionScratch<G, D, CHUNK>& s, V valu
 // positions. Task coordinates: row, key/value head * SHARES + the share of its query heads, split.
 // With one split, the output is the result of each query head. With several splits, it is the
 // unnormalised sum, the maximum and the denominator of each query head over this split.
-template <int G, int KV_HEADS, int SHARES, int D, int CONTEXT, int SPLITS, int CHUNK, class Q,
-          class K, class V, class P, class O, class F>
+// WINDOW: the number of latest positions that are seen; 0 for all.
+template <int G, int KV_HEADS, int SHARES, int D, int CONTEXT, int SPLITS, int CHUNK, int WINDOW,
+          class Q, class K, class V, class P, class O, class F>
 ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query, K keys, V values,
                               P position, O output, F fresh) {
   auto& s = *reinterpret_cast<ArkAttentionScratch<G, D, CHUNK>*>(ARK_SCRATCH(c));
   const int row = t.coord[0], split = t.coord[2];
   const int heads = t.coord[1] * G, head = t.coord[1] / SHARES;  // the first query head, and theirs
   const int at = position.p[0], seen = (at < CONTEXT ? at : CONTEXT) + row + 1;
-  const int count = seen < 0 ? 0 : seen < CONTEXT ? seen : CONTEXT;
-  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
-  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
-  const int in_cache = F::given ? count - 1 : count;
+  const int all = seen < 0 ? 0 : seen < CONTEXT ? seen : CONTEXT;
+  const int count = WINDOW > 0 && all > WINDOW ? WINDOW : all, skipped = all - count;
+  const int begin = skipped + static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
+  const int end = skipped + static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
+  const int in_cache = F::given ? all - 1 : all;
   for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
     s.query[i] = ark_load(c, query, 0, 0, row, heads * D + i) * scale;
     s.sum[i] = 0.0f;
@@ -113,7 +115,7 @@ ARK_DEVICE void ark_attention(ArkCtx& c, const ArkTask& t, float scale, Q query,
     s.weight[g] = 0.0f;
   }
   if constexpr (F::given) {
-    for (int i = ark_tid(); end == count && i < 2 * D; i += ARK_THREADS) {
+    for (int i = ark_tid(); end == all && i < 2 * D; i += ARK_THREADS) {
       const int column = i < D ? head * D + i : (KV_HEADS + head - 1) * D + i;
       s.current[i] = ark_load(c, fresh, 0, 0, 0, column);
     }

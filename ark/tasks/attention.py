@@ -2,14 +2,15 @@
 `attention` has one task for each row, key/value head (or share of its query heads) and part (split)
 of the positions; `attention_merge` combines the splits. Emitted by ark.lower.ops.attention.
 
-`attention` params: heads, kv_heads, head_dim, splits, scale, streamed, shares.
+`attention` params: heads, kv_heads, head_dim, splits, scale, streamed, shares, window.
 
 operands: q (m, heads * head_dim), key cache and value cache (kv_heads, context, head_dim), position
 (1,), output, [fresh (1, 2 * kv_heads * head_dim)]. Row r attends to positions 0 .. position + r.
 With `fresh` there is one row: its own key and value are read from `fresh`, and earlier ones from
 the caches. The caches may then be streamed through a ring in shared memory; `streamed` is the
 number of positions in a stage of the ring (0: the caches are read in place). `shares` is the number
-of tasks that divide the query heads of a key/value head among themselves.
+of tasks that divide the query heads of a key/value head among themselves. With `window` above 0, a
+row attends only to that number of latest positions, and the splits divide these.
 
 coord: row, kv head * shares + share, split. With one split the output is (m, heads * head_dim).
 With several splits it is a partial result (m, heads, splits, head_dim + 2): the unnormalised sum,
@@ -64,6 +65,7 @@ class SplitAttentionParams(Params, frozen=True):
 
 class AttentionParams(SplitAttentionParams, frozen=True):
     shares: Heads = 1
+    window: Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)] = 0
 
     @property
     def group(self) -> int:
@@ -166,7 +168,7 @@ class Attention(SplitAttention):
         cache = sig.operands[1]
         row = params.head_dim * cache.itemsize
         room = cache.shape[1] * row
-        growth = Growth(3, row, split, params.splits, beside=2)
+        growth = Growth(3, row, split, params.splits, beside=2, window=params.window)
         return (Fetch(1, head * room, room, rows * row, growth),)
 
     def packets(self, sig: Signature) -> frozenset[int]:
@@ -184,7 +186,7 @@ class Attention(SplitAttention):
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         p = sig.read(AttentionParams)
         context = sig.operands[1].shape[1]
-        share = context * p.head_dim / p.splits
+        share = min(p.window or context, context) * p.head_dim / p.splits
         return 4.0 * share * p.group, 2.0 * share * element_bytes(sig.operands[1])
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
@@ -197,7 +199,7 @@ class Attention(SplitAttention):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         p = sig.read(AttentionParams)
         context, heads = sig.operands[1].shape[1], (p.group, p.kv_heads, p.shares)
-        constants = (*heads, p.head_dim, context, p.splits, CHUNK_POSITIONS)
+        constants = (*heads, p.head_dim, context, p.splits, CHUNK_POSITIONS, p.window)
         operands = [text.given(sig, i, const=i != 4) for i in range(NEW_ROWS_OPERAND + 1)]
         return text.call(name, "ark_attention", constants, (text.literal(p.scale), *operands))
 
@@ -216,6 +218,15 @@ def staged_bytes(group: int, width: int, warps: int) -> int:
     """
     per_warp = -(-group * (width + 2) // 4) * 4
     return 4 * ((group + 2) * width + warps * per_warp)
+
+
+def staged_warps(group: int, width: int, machine: Machine) -> int:
+    """The most warps that compute attention whose keys and values are streamed: those whose partial
+    results fit in shared memory.
+    """
+    room = machine.task_bytes - staged_bytes(group, width, 0)
+    each = staged_bytes(group, width, 1) - staged_bytes(group, width, 0)
+    return max(0, min(machine.warps, room // each))
 
 
 def merged(sig: Signature) -> tuple[str, ...]:

@@ -160,6 +160,47 @@ ARK_DEVICE void ark_rope_kv_packs(ArkCtx&, const ArkTask& t, X x, const R& rope)
   }
 }
 
+// Like ark_rope_kv, but each head of queries and keys is first divided by its root mean square and
+// multiplied by a norm's weights: `norms` has those of queries, then those of keys. A task
+// processes whole heads, each by one warp.
+template <int ROWS, class X, class R, class N>
+ARK_DEVICE void ark_rope_kv_normed(ArkCtx& c, const ArkTask& t, X x, const R& rope, N norms,
+                                   float eps) {
+  constexpr int PAIRS = (R::D / 2 + ARK_LANES - 1) / ARK_LANES;
+  const int heads = (t.coord[1] - t.coord[0]) / R::D;
+  for (int e = ark_warp(); e < heads * ROWS; e += ARK_WARPS) {
+    const int m = e / heads, first = t.coord[0] + e % heads * R::D;
+    const bool rotated = first < R::ROTATED;
+    const auto place = [&](int i) { return 2 * (i * ARK_LANES + ark_lane()); };
+    // What does not depend on x is computed first, because x may still be awaited.
+    float sine[PAIRS] = {}, cosine[PAIRS] = {}, factor[2 * PAIRS] = {};
+    for (int i = 0; i < PAIRS; ++i) {
+      if (!rotated || place(i) >= R::D) continue;
+      const int at = (first < R::QUERIES ? 0 : R::D) + place(i);
+      ark_sincos(ark_rope_angle(rope, m, first + place(i)), sine[i], cosine[i]);
+      factor[2 * i] = ark_get(norms.p, at);
+      factor[2 * i + 1] = ark_get(norms.p, at + 1);
+    }
+    float a[PAIRS] = {}, b[PAIRS] = {}, square = 0.0f;
+    for (int i = 0; i < PAIRS; ++i) {
+      if (place(i) >= R::D) continue;
+      a[i] = ark_load(c, x, 0, 0, m, first + place(i));
+      b[i] = ark_load(c, x, 0, 0, m, first + place(i) + 1);
+      square += a[i] * a[i] + b[i] * b[i];
+    }
+    const float scale = ark_rsqrt(ark_warp_sum(square) / R::D + eps);
+    for (int i = 0; i < PAIRS; ++i) {
+      if (place(i) >= R::D) continue;
+      if (rotated) {
+        a[i] *= scale * factor[2 * i];
+        b[i] *= scale * factor[2 * i + 1];
+        ark_rotate(a[i], b[i], sine[i], cosine[i]);
+      }
+      ark_rope_store(c, rope, m, first + place(i), a[i], b[i]);
+    }
+  }
+}
+
 // Rotates heads of a row. Task coordinates: row, first head, and last head + 1. Pairs are
 // neighbours (INTERLEAVED), or corresponding elements of the halves of a head.
 template <int D, bool INTERLEAVED, class X, class O, class P, class F>

@@ -5,11 +5,13 @@ by ark.lower.ops.decoder.
 If the matrix product before them is of the kind `linear`, its epilogue does the same (rotary.h),
 and these tasks do not exist.
 
-`rope_kv` params: heads, kv_heads, head_dim.
+`rope_kv` params: heads, kv_heads, head_dim, head_eps.
 
 operands: x (m, (heads + 2 kv_heads) * head_dim), output q (m, heads * head_dim), position,
-frequencies, key cache and value cache (kv_heads, context, head_dim), [fresh (m, 2 * kv_heads *
-head_dim): a copy of the new keys and values, for readers in the same iteration].
+frequencies, key cache and value cache (kv_heads, context, head_dim), [norms (2 * head_dim,)],
+[fresh (m, 2 * kv_heads * head_dim): a copy of the new keys and values, for readers in the same
+iteration]. With head_eps above 0, each head of queries and keys is divided by its root mean square
+before it is rotated, and multiplied by the first or the second half of `norms`.
 
 coord: first and last+1 column of x, for all rows, because rows share the cache. If there are m
     positions, each row belongs to a sequence of its own, and the caches are (m * kv_heads,
@@ -38,6 +40,7 @@ from ark.machine import Machine
 from ark.plan.kind import ALL_ROWS, Access, Signature, TaskKind, register, whole
 from ark.plan.params import (
     INT_MAX,
+    Epsilon,
     Few,
     Heads,
     Params,
@@ -59,6 +62,7 @@ class HeadCounts(PartialParams, frozen=True):
     heads: Few = 0
     kv_heads: Few = 0
     head_dim: Few = 0
+    head_eps: Epsilon = 0.0
 
 
 def has_fresh(sig: Signature, first: int) -> bool:
@@ -68,6 +72,11 @@ def has_fresh(sig: Signature, first: int) -> bool:
 
 def fresh_operand(sig: Signature, first: int) -> int:
     """The index of the operand `fresh`, if it is given."""
+    return norms_operand(sig, first) + (sig.read(HeadCounts).head_eps > 0)
+
+
+def norms_operand(sig: Signature, first: int) -> int:
+    """The index of the operand `norms`, if it is given."""
     return first + 4 + in_pages(sig, first)
 
 
@@ -181,13 +190,13 @@ def rope(sig: Signature, out: int, first: int) -> str:
     """
     p = sig.read(HeadCounts)
     context = sig.operands[first + 2].shape[1]
-    caches = [text.given(sig, first + i, const=False) for i in (2, 3, 4)]
+    caches = [text.given(sig, first + i, const=False) for i in (2, 3)]
     if in_pages(sig, first):
         pool, _, page, _ = sig.operands[first + 2].shape
         most, table = sig.operands[first + 4].shape[1], text.given(sig, first + 4)
         context, counts = page * most, f"{p.kv_heads}, {page}, {pool}, {most}"
-        caches = [f"ark_appended_pages<{counts}>({cache}, {table})" for cache in caches[:2]]
-        caches.append(text.given(sig, first + 5, const=False))
+        caches = [f"ark_appended_pages<{counts}>({cache}, {table})" for cache in caches]
+    caches.append(text.given(sig, fresh_operand(sig, first), const=False))
     constants = (p.heads, p.kv_heads, p.head_dim, context, sequences_of(sig, first))
     listed = ", ".join(str(n) for n in constants)
     operands = [text.given(sig, out, const=False)]
@@ -208,6 +217,7 @@ def vectors_fit(sig: Signature) -> bool:
         *(sig.operands[i].strides[0] % VECTOR_COLUMNS for i in (0, 1)),
     )
     plain = not any(o.packet for o in sig.operands) and not has_fresh(sig, 2)
+    plain = plain and not sig.read(HeadCounts).head_eps
     return sig.operands[0].shape[0] > 1 == sequences_of(sig, 2) and plain and not any(heads)
 
 
@@ -215,6 +225,7 @@ class RopeKvParams(Params, frozen=True):
     heads: Heads
     kv_heads: Heads
     head_dim: Heads
+    head_eps: Epsilon = 0.0
 
 
 class RopeKv(TaskKind):
@@ -224,13 +235,20 @@ class RopeKv(TaskKind):
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
-        count(sig, 6, 7, 8)
+        p = sig.read(RopeKvParams)
+        count(sig, *(n + (p.head_eps > 0) for n in (6, 7, 8)))
         rows, columns = matrix(sig, 0)
         need(rows * columns <= INT_MAX, "the projection exceeds 32-bit indices")
         rotary_check(sig, 1, 2, (rows, columns))
+        if p.head_eps:
+            norms = norms_operand(sig, 2)
+            need(norms < len(sig.operands), "the weights of the heads' norms are missing")
+            shaped(sig, norms, (2 * p.head_dim,), dense=True)
 
     def places(self, sig: Signature) -> Places:
-        return Places((range(0, sig.operands[0].shape[1], 2),), span=True)
+        p = sig.read(RopeKvParams)
+        step = p.head_dim if p.head_eps else 2
+        return Places((range(0, sig.operands[0].shape[1], step),), span=True)
 
     def packets(self, sig: Signature) -> frozenset[int]:
         return frozenset({0, 1} | ({fresh_operand(sig, 2)} if has_fresh(sig, 2) else set()))
@@ -238,7 +256,11 @@ class RopeKv(TaskKind):
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         n0, n1 = coord[:2]
         rows = sig.operands[0].shape[0]
-        return [Access(0, (0, n0), (rows, n1)), *rotary_accesses(sig, 1, 2, n0, n1)]
+        accesses = [Access(0, (0, n0), (rows, n1)), *rotary_accesses(sig, 1, 2, n0, n1)]
+        if sig.read(RopeKvParams).head_eps:
+            norms = norms_operand(sig, 2)
+            accesses.append(whole(norms, sig.operands[norms]))
+        return accesses
 
     def cost(self, sig: Signature, coord: Sequence[int]) -> tuple[float, float]:
         elements = float(sig.operands[0].shape[0] * (coord[1] - coord[0]))
@@ -249,6 +271,12 @@ class RopeKv(TaskKind):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         rows, given = sig.operands[0].shape[0], (text.given(sig, 0), rope(sig, 1, 2))
+        eps = sig.read(RopeKvParams).head_eps
+        if eps:
+            norms = text.given(sig, norms_operand(sig, 2))
+            return text.call(
+                name, "ark_rope_kv_normed", (rows,), (*given, norms, text.literal(eps))
+            )
         if not vectors_fit(sig):
             return text.call(name, "ark_rope_kv", (rows,), given)
         return (

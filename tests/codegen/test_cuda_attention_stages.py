@@ -23,7 +23,7 @@ GROUP, WIDTH, STEP, WARPS = 4, 64, 64, 4
 OWN = GROUP * (WIDTH + 2)  # a warp's part: sums, maximum and denominator of each head
 
 CALLS = r"""
-using Shared = ArkStagedAttention<4, 64>;
+using Shared = ArkStagedAttention<4, 64, ARK_WARPS>;
 template <int SHARERS>
 static int lane_of(Shared& s, int begin, int end, int newest) {
   ArkCtx c;

@@ -71,6 +71,7 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
     # step: the number of rows in a stage.
     # table: the address of the page numbers, if rows are in pages.
     # page: rows of a page; 0 without pages. pitch: bytes between pages. pages: their number.
+    # window: only this many latest rows are copied; 0 for all rows.
     "ArkGrowth": (
         ("address", "u64", 1),
         ("beside", "u64", 1),
@@ -84,6 +85,8 @@ STRUCTS: dict[str, tuple[tuple[str, str, int], ...]] = {
         ("page", "u32", 1),
         ("pitch", "u32", 1),
         ("pages", "u32", 1),
+        ("window", "u32", 1),
+        ("pad", "u32", 1),
     ),
     # The index ranges of the tasks and fetches that a processor executes in one phase.
     "ArkRange": (

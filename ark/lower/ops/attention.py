@@ -20,13 +20,17 @@ from ark.lower.tiling import attends_in_units, divided_bytes
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.machine.variant import COMMUNICATE
-from ark.tasks.attention import AttentionMergeParams, AttentionParams, staged_bytes
+from ark.tasks.attention import AttentionMergeParams, AttentionParams, staged_warps
 from ark.tasks.attention_tiles import AttentionTilesParams, balanced_group
 
 STREAMED, MOST_STREAMED = 8, 64  # positions per step of matrix units, and most per warp
 
 
 MAX_GROUP_HEADS = 8  # query heads per key/value head that matrix units take at once
+
+
+# Keys and values are streamed if shared memory has room for this number of warps' partial results.
+MIN_STAGED_WARPS = 4
 
 
 MIN_TILED_QUERIES = 8  # fewest queries for which a task takes tiles of queries
@@ -128,8 +132,8 @@ def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
     rows = min(machine.stage_bytes // (2 * row) // STREAMED * STREAMED, MOST_STREAMED)
     if not machine.ring_bytes:
         return rows
-    room = machine.task_bytes
-    fits = group <= MAX_GROUP_HEADS and staged_bytes(group, width, machine.warps) <= room
+    enough = min(machine.warps, MIN_STAGED_WARPS)
+    fits = group <= MAX_GROUP_HEADS and staged_warps(group, width, machine) >= enough
     return rows if fits and machine.variant.role(COMMUNICATE) else 0
 
 
@@ -188,6 +192,10 @@ def _lower_sequence(
     returns the tensor of partial results and the node; otherwise None. number: the sequence's.
     """
     given = node.read(AttentionAttributes)
+    tiled = dataclasses.replace(node, inputs=node.inputs[: 4 + given.sinks])
+    if given.window and given.split and not lowering.machine.variant.role(COMMUNICATE):
+        lower_attention_tiles(lowering, tiled)
+        return None
     if (
         not given.split
         or len(node.inputs[0].shape) == 3
@@ -197,13 +205,12 @@ def _lower_sequence(
         lower_attention_tiles(lowering, node)
         return None
     q, key, value, position, *fresh = node.inputs
-    tiled = node
-    if given.sinks:
-        tiled = dataclasses.replace(node, inputs=node.inputs[:5])
-        fresh = fresh[1:]
+    fresh = fresh[1:] if given.sinks else fresh
     out = node.outputs[0]
     rows = out.shape[0]
     kv_heads, context, _ = key.shape
+    window = given.window if given.window < context else 0
+    seen = window or context
     machine = lowering.machine
     streamed = 0
     if fresh and are_older(lowering, node, (key, value), position):
@@ -215,15 +222,15 @@ def _lower_sequence(
     part = 4 * (given.head_dim + 2)  # in bytes
     # The merge polls all parts, so their number is at most about the cube root of `context`.
     if machine.has(Capability.PACKET_GATE):
-        least = max(least, int(context ** (2 / 3)))
-    splits = attention_splits(rows * batch, kv_heads, context, machine.processors, least)
+        least = max(least, int(seen ** (2 / 3)))
+    splits = attention_splits(rows * batch, kv_heads, seen, machine.processors, least)
     if machine.has(Capability.PACKET_GATE):  # parts that are not packets need one more counter
         splits = max(
             1, min(splits, machine.costs.packet_tensor_bytes // (rows * given.heads * part))
         )
     # If all positions fit in the ring, one task that reads all of them takes less time than two
     # tasks that read half of them each, plus the task that merges their results.
-    if splits == 2 and batch > 1 and context <= streamed * machine.variant.stages:
+    if splits == 2 and batch > 1 and seen <= streamed * machine.variant.stages:
         splits = 1
     # The number of parts is limited, because the task that merges a head holds all of them in
     # shared memory.
@@ -244,6 +251,7 @@ def _lower_sequence(
         scale=given.scale,
         streamed=streamed,
         shares=shares,
+        window=window,
     )
     places = [h * shares + share for share in range(shares) for h in range(kv_heads)]
     coords = [(r, h, s) for s in range(splits) for r in range(rows) for h in places]

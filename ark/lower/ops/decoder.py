@@ -33,7 +33,7 @@ def lower_rotary_embedding(lowering: Lowering, node: Node) -> None:
 def lower_rope_kv(lowering: Lowering, node: Node) -> None:
     """Emits the tasks of `rope_kv`, which rotates queries and keys and appends keys and values to
     the caches. Each task computes some columns of all rows, because all rows of an iteration share
-    the caches.
+    the caches. If heads are normalised, these are columns of whole heads.
     """
     x = node.inputs[0]
     operands = [x, node.outputs[0], *node.inputs[1:], *node.outputs[1:]]
@@ -41,7 +41,8 @@ def lower_rope_kv(lowering: Lowering, node: Node) -> None:
     # access, so that the task can load vectors.
     given = node.read(ProjectionAttributes)
     step = VECTOR_COLUMNS if x.shape[0] > 1 and given.head_dim % VECTOR_COLUMNS == 0 else 2
-    params = RopeKvParams(given.heads, given.kv_heads, given.head_dim)
+    step = given.head_dim if given.head_eps else step
+    params = RopeKvParams(given.heads, given.kv_heads, given.head_dim, given.head_eps)
     parts = split(x.shape[1] // step, lowering.machine.processors)
     lowering.emit("rope_kv", params, operands, [(a * step, b * step) for a, b in parts])
 

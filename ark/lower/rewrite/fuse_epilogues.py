@@ -236,6 +236,7 @@ def _rotates(product: Node, node: Node, matrix: bool) -> bool:
         and all(t.dtype in (bf16, fp16) for t in caches)
         and all(t.dtype == query.dtype or (query.dtype == fp32 and not matrix) for t in caches)
         and node.read(ProjectionAttributes).head_dim % HEAD_SLAB_COLUMNS == 0
+        and not node.read(ProjectionAttributes).head_eps
         and not {t.buffer.id for t in (*node.outputs, *caches)}
         & {t.buffer.id for t in product.inputs}
     )

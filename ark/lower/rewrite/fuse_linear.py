@@ -14,7 +14,12 @@ from collections import Counter
 
 from msgspec import structs
 
-from ark.ir.attributes import LinearAttributes, MatmulAttributes, NormAttributes
+from ark.ir.attributes import (
+    LinearAttributes,
+    MatmulAttributes,
+    NormAttributes,
+    ProjectionAttributes,
+)
 from ark.ir.dtype import FLOATS, RowType, bf16, fp16, fp32, value_type
 from ark.ir.epilogues import EPILOGUES, GATED_PAIRS
 from ark.ir.graph import Graph, Node
@@ -180,6 +185,9 @@ def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
 
 def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
     if node.type not in EPILOGUE_OF or uses[product.id] != 1:
+        return False
+    # A norm of a head needs all of its columns, which several tasks compute.
+    if node.type == "rope_kv" and node.read(ProjectionAttributes).head_eps:
         return False
     if node.type == "add":
         return len(node.inputs) == 2 and _others(node, product)[0].shape == product.shape

@@ -19,6 +19,7 @@ from msgspec import structs
 from ark.ir.attributes import (
     AttentionAttributes,
     MatmulAttributes,
+    NormAttributes,
     PagedAppendAttributes,
     ProjectionAttributes,
     RotaryAttributes,
@@ -29,23 +30,27 @@ from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.tiling import divided_bytes
+from ark.lower.tiling import divided_bytes, divides
+from ark.machine import Machine
 
 
 @dataclass
 class _Match:
     """One place in the graph where weights can be packed. products: the matmuls. others: further
     nodes that are removed. rewrite: a function of the packed product's result that returns the new
-    nodes, by the id of the node whose position each takes. biases: the bias of each product,
-    packed as the weights are; empty if there are none.
+    nodes, by the id of the node whose position each takes; its second argument is the packed
+    norms. biases: the bias of each product, packed as the weights are; empty if there are none.
+    norms: the weights of the norms of queries' and keys' heads, packed as the weights are; empty if
+    there are none.
     """
 
     products: list[Node]
     others: list[Node]
     pairs: tuple[int, ...]
     interleave: bool
-    rewrite: Callable[[Tensor], dict[int, Node]]
+    rewrite: Callable[[Tensor, Tensor | None], dict[int, Node]]
     biases: Sequence[Tensor] = ()
+    norms: Sequence[Tensor] = ()
 
     @property
     def members(self) -> list[Node]:
@@ -56,7 +61,7 @@ class _Match:
         """A key of the weights and the way in which they are packed. If several matches share a
         weight, the weight is packed only if all of them have the same key.
         """
-        packed = (*self.weights, *self.biases)
+        packed = (*self.weights, *self.biases, *self.norms)
         return (tuple(t.buffer.id for t in packed), self.pairs, self.interleave)
 
     @property
@@ -66,13 +71,15 @@ class _Match:
 
 class _Finder:
     """Finds the nodes whose weights can be packed. kept: ids of buffers that are accessed from
-    outside of the graph. room: bytes of shared memory for attention whose positions are divided.
+    outside of the graph.
     """
 
-    def __init__(self, graph: Graph, kept: frozenset[int], room: int) -> None:
-        self.graph, self.kept, self.room = graph, kept, room
+    def __init__(self, graph: Graph, kept: frozenset[int], machine: Machine) -> None:
+        self.graph, self.kept, self.machine = graph, kept, machine
         self.uses, self.makers = graph.view.uses, graph.view.makers
         self.written = {b for n in graph.nodes for b in writes(n)}
+        self.reading = graph.view.reading
+        self.sources = {n.outputs[0].buffer.id: n for n in graph.nodes if n.outputs}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
         """The node that computes the tensor, if the node has the type `type` and the tensor has a
@@ -83,14 +90,40 @@ class _Finder:
         plain = node is not None and node.type == type and node.hints is None
         return node if plain and alone else None
 
+    def source(self, type: str, tensor: Tensor) -> Node | None:
+        """The node of this type that computes the tensor, which may have another shape than the
+        node's result, if the result has a single reader; None otherwise.
+        """
+        node, buffer = self.sources.get(tensor.buffer.id), tensor.buffer
+        whole = tensor.dense and tensor.nbytes == buffer.nbytes
+        alone = len(self.reading[buffer.id]) == 1 and buffer.id not in self.kept
+        plain = node is not None and node.type == type and node.hints is None
+        return node if plain and whole and alone else None
+
+    def normed(self, rotations: Sequence[Node], width: int) -> list[Node]:
+        """The norms of single heads whose results these nodes rotate; empty unless each rotation
+        has such a norm, with a weight that can be packed.
+        """
+        norms = [self.source("rmsnorm", rotation.inputs[0]) for rotation in rotations]
+        found = [n for n in norms if n is not None]
+        if len(found) < len(norms):
+            return []
+        epsilons = {n.read(NormAttributes).eps for n in found}
+        weights = [n.inputs[1] for n in found]
+        alike = len(epsilons) == len({w.dtype for w in weights}) == 1 and min(epsilons) > 0
+        fits = all(n.outputs[0].shape[-1] == width and n.outputs[0].dtype == fp32 for n in found)
+        own = all(w.shape == (width,) and self.may_be_packed(w) for w in weights)
+        apart = weights[0].buffer.id != weights[1].buffer.id
+        return found if alike and fits and own and apart else []
+
     def product(self, tensor: Tensor) -> Node | None:
         """The product with a weight that computes the tensor, if the tensor has a single reader and
         the weight can be packed; None otherwise.
         """
-        node = self.maker("matmul", tensor)
+        node = self.maker("matmul", tensor) or self.source("matmul", tensor)
         if node is None or node.read(MatmulAttributes).transposes != (False, True):
             return None
-        weight = node.inputs[1]
+        weight, tensor = node.inputs[1], node.outputs[0]
         fits = len(weight.shape) == len(tensor.shape) == 2 and tensor.dtype == fp32
         return node if fits and self.may_be_packed(weight) else None
 
@@ -137,7 +170,7 @@ class _Finder:
         if products is None or products[0].inputs[1].shape != products[1].inputs[1].shape:
             return None
 
-        def rewrite(product: Tensor) -> dict[int, Node]:
+        def rewrite(product: Tensor, _: Tensor | None) -> dict[int, Node]:
             pairs = dataclasses.replace(node, type=GATED_PAIRS[node.type], inputs=(product,))
             return {node.id: pairs}
 
@@ -170,7 +203,9 @@ class _Finder:
         if rotations[0] is None or rotations[1] is None:
             return None
         first, second = rotations[0], rotations[1]
-        sums, adds, biases = self.biased([first.inputs[0], second.inputs[0], value.inputs[0]])
+        norms = self.normed([first, second], attention.head_dim)
+        starts = [node.inputs[0] for node in norms or (first, second)]
+        sums, adds, biases = self.biased([*starts, value.inputs[0]])
         products = self.products(sums)
         same = first.inputs[1:] == second.inputs[1:] and first.attrs == second.attrs
         positions = (
@@ -187,16 +222,22 @@ class _Finder:
             return None
         rows = query.shape[0]
 
-        def rewrite(product: Tensor) -> dict[int, Node]:
+        def rewrite(product: Tensor, weights: Tensor | None) -> dict[int, Node]:
             sequences = position.shape[0]
             kv_heads = keys.shape[1] if paged else keys.shape[0] // sequences
-            sizes = ProjectionAttributes(heads=attention.heads, kv_heads=kv_heads, head_dim=width)
+            sizes = ProjectionAttributes(
+                heads=attention.heads,
+                kv_heads=kv_heads,
+                head_dim=width,
+                head_eps=norms[0].read(NormAttributes).eps if norms else 0.0,
+            )
+            scaled = () if weights is None else (weights,)
             end = max((first, second, key, value), key=lambda n: n.id)
             outputs, inputs = [query], [query, *caches, *table, position, *node.inputs[count:]]
             # If each row belongs to another sequence, attention also reads the newest keys and
             # values as a tensor, so that it need not wait until they are in the caches.
-            splits = attention.plain if paged else attention.split
-            splits = splits and divided_bytes(node) <= self.room
+            splits = attention.plain if paged else divides(attention, self.machine)
+            splits = splits and divided_bytes(node) <= self.machine.task_bytes
             if rows == sequences and splits and apart:
                 name = f"{node.name}.newest"
                 newest = self.graph.tensor((rows, 2 * kv_heads * width), fp32, name=name)
@@ -206,16 +247,17 @@ class _Finder:
                 end,
                 type="rope_kv",
                 name=_joined([node.name])[0] + "rope_kv",
-                inputs=(product, position, frequencies, *caches, *table),
+                inputs=(product, position, frequencies, *caches, *table, *scaled),
                 outputs=tuple(outputs),
                 attrs=sizes.to_node(),
-                after=_after([first, second, key, value]),
+                after=_after([*norms, first, second, key, value]),
             )
             return {end.id: joined, node.id: dataclasses.replace(node, inputs=tuple(inputs))}
 
         pairs = 0 if rotation.interleaved else width
-        others = [*adds, first, second, key, value]
-        match = _Match(products, others, (pairs, pairs, 0), False, rewrite, biases)
+        others = [*adds, *norms, first, second, key, value]
+        weights = [norm.inputs[1] for norm in norms]
+        match = _Match(products, others, (pairs, pairs, 0), False, rewrite, biases, weights)
         return self.movable(match)
 
     def movable(self, match: _Match) -> _Match | None:
@@ -239,7 +281,7 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     each packed weight is put together from the model's parameters.
     """
     kept = context.kept
-    finder = _Finder(graph, kept, context.machine.task_bytes)
+    finder = _Finder(graph, kept, context.machine)
     matches: dict[tuple[object, ...], list[_Match]] = {}
     readers = graph.view.reading
     for node in graph.nodes:
@@ -257,15 +299,20 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
     for group in matches.values():
         if not _agreed(readers, group):
             continue
-        packed = []
-        for tensors in filter(None, (group[0].weights, group[0].biases)):
+        packed: list[Tensor | None] = []
+        for tensors in (group[0].weights, group[0].biases, group[0].norms):
+            if not tensors:
+                packed.append(None)
+                continue
             packing = _packing(group[0], tensors)
             packings.append(packing)
             shape = (sum(t.shape[0] for t in tensors), *tensors[0].shape[1:])
             dtype = tensors[0].dtype
             packed.append(graph.tensor(shape, dtype, arena="parameter", name=packing.name))
+        weight, bias, norms = packed
+        assert weight is not None
         for match in group:
-            replaced.update(_replace(graph, match, *packed))
+            replaced.update(_replace(graph, match, weight, bias, norms))
     nodes = (replaced.get(n.id, n) for n in graph.nodes)
     result = graph.with_nodes(n for n in nodes if n is not None)
     result.packings = (*graph.packings, *packings)
@@ -273,22 +320,24 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """True if only the nodes of these matches read the weights and biases, so that the weights can
-    be stored in packed form only. readers: ids of the nodes that read each buffer.
+    """True if only the nodes of these matches read what is packed, so that it can be stored in
+    packed form only. readers: ids of the nodes that read each buffer.
     """
     members = {n.id for match in group for n in match.members}
-    return all(readers[t.buffer.id] <= members for t in (*group[0].weights, *group[0].biases))
+    packed = (*group[0].weights, *group[0].biases, *group[0].norms)
+    return all(readers[t.buffer.id] <= members for t in packed)
 
 
 def _packing(match: _Match, tensors: Sequence[Tensor]) -> Packing:
     names = [t.buffer.name for t in tensors]
     prefix, stems = _joined(names)
-    parts = tuple(Part(name, pairs) for name, pairs in zip(names, match.pairs, strict=True))
+    # There is no norm of values, the last of the products.
+    parts = tuple(Part(name, pairs) for name, pairs in zip(names, match.pairs, strict=False))
     return Packing(prefix + "+".join(stems), parts, match.interleave)
 
 
 def _replace(
-    graph: Graph, match: _Match, weight: Tensor, bias: Tensor | None = None
+    graph: Graph, match: _Match, weight: Tensor, bias: Tensor | None, norms: Tensor | None
 ) -> dict[int, Node | None]:
     """The replacements for a match's nodes, by node id; a node with replacement None is removed."""
     members = match.members
@@ -305,7 +354,7 @@ def _replace(
         operands = (product, bias)
         replaced[place.id] = first.beside(place.id, "add", operands, summed, {}, name, waits=False)
         place = members[-3]
-    replaced.update(match.rewrite(summed))
+    replaced.update(match.rewrite(summed, norms))
     replaced[place.id] = dataclasses.replace(
         first,
         id=place.id,

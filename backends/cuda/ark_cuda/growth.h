@@ -19,12 +19,18 @@ struct ArkGrown {
   ark_u32 end;
   ark_u32 newest;
 };
-ARK_DEVICE ArkGrown ark_grown(ark_u32 length, ark_u32 rows, ark_u32 part, ark_u32 parts) {
+// The task reads part number `part` of all rows or, if `window` is above 0, of that many latest
+// rows.
+ARK_DEVICE ArkGrown ark_grown(ark_u32 length, ark_u32 rows, ark_u32 part, ark_u32 parts,
+                              ark_u32 window = 0u) {
   const ark_u32 all = length < rows ? length + 1u : rows;
-  return ArkGrown{static_cast<ark_u32>(static_cast<ark_u64>(all) * part / parts),
-                  static_cast<ark_u32>(static_cast<ark_u64>(all) * (part + 1u) / parts), all - 1u};
+  const ark_u32 seen = window != 0u && window < all ? window : all;
+  const auto border = [&](ark_u32 n) {
+    return all - seen + static_cast<ark_u32>(static_cast<ark_u64>(seen) * n / parts);
+  };
+  return ArkGrown{border(part), border(part + 1u), all - 1u};
 }
 ARK_DEVICE ark_u32 ark_grown_stages(const ArkGrowth& g, ark_u32 length) {
-  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts, g.window);
   return (rows.end - rows.begin + g.step - 1u) / g.step;
 }

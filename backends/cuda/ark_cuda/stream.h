@@ -143,6 +143,7 @@ ARK_DEVICE ArkGrowth ark_from_lane(const ArkGrowth& g, ark_u32 lane) {
   made.step = __shfl_sync(0xffffffffu, g.step, lane);
   made.part = __shfl_sync(0xffffffffu, g.part, lane);
   made.parts = __shfl_sync(0xffffffffu, g.parts, lane);
+  made.window = __shfl_sync(0xffffffffu, g.window, lane);
   made.table = 0u;
   made.page = made.pitch = made.pages = 0u;
   if (ARK_STREAM_PAGES) {
@@ -196,7 +197,7 @@ ARK_DEVICE void ark_fill_pages(const ArkRingAt& at, const ArkGrowth& g, ark_u32 
 // priority over it, as over weights.
 ARK_DEVICE bool ark_stream_growth(ArkCtx& c, const ArkRingAt& at, const ArkGrowth& g,
                                   ark_u32 length, ark_u32& issued) {
-  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts, g.window);
   for (ark_u32 first = rows.begin; first < rows.end; first += g.step) {
     const ark_u32 slot = issued % ARK_RING_DEPTH;
     const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;

@@ -133,8 +133,9 @@ ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power
 // reduction over the lanes. Each of W warps keeps a running softmax of its rows. Exponentials use
 // base 2. Returns false if a wait has failed or the launch was aborted; the processor must then
 // leave the loop.
-template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, class Q, class K, class V,
-          class P, class O, class F>
+// WINDOW: the number of latest positions that are seen; 0 for all.
+template <int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int W, int WINDOW, class Q, class K,
+          class V, class P, class O, class F>
 ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q query, K key_cache,
                                     V value_cache, P position, O output, F fresh) {
   constexpr int E = 16 / sizeof(*key_cache.p), LANES = D / E, ROWS = 32 / LANES, STEP = ROWS * W;
@@ -142,18 +143,20 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
   // short contexts, fewer rows make the code smaller.
   constexpr bool AHEAD = ARK_WARPS <= 8;  // enough registers to load the next rows early
   constexpr bool FOUR = G <= 4 && (AHEAD || LANES > 8);
-  constexpr int LONGEST = CONTEXT / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
+  constexpr int SEEN = WINDOW > 0 && WINDOW < CONTEXT ? WINDOW : CONTEXT;
+  constexpr int LONGEST = SEEN / SPLITS, MANY = FOUR && LONGEST >= 512 ? 4 : 2;
   constexpr int MOST = LONGEST > STEP ? MANY : 1, U = LANES < MOST ? LANES : MOST, OWN = LANES / U;
   constexpr float LOG2E = 1.44269504f, LN2 = 0.693147181f;
   auto& s = *reinterpret_cast<ArkAttentionParts<G, D, W>*>(ARK_SCRATCH(c));
   const int row = t.coord[0], head = t.coord[1], split = t.coord[2];
   const int seen = position.p[0] + row + 1;
-  const int count = seen < CONTEXT ? seen : CONTEXT;
-  const int begin = static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
-  const int end = static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
+  const int all = seen < CONTEXT ? seen : CONTEXT, count = all < SEEN ? all : SEEN;
+  const int begin = all - count + static_cast<int>(static_cast<ark_i64>(count) * split / SPLITS);
+  const int end =
+      all - count + static_cast<int>(static_cast<ark_i64>(count) * (split + 1) / SPLITS);
   // The position whose key and value are in the operand `fresh`, if it belongs to this task's
   // split. Otherwise a number larger than all positions.
-  const int newest = F::given && end == count ? count - 1 : 0x7fffffff;
+  const int newest = F::given && end == all ? all - 1 : 0x7fffffff;
   const int column = ark_lane() % LANES * E, mine = ark_warp() * ROWS + ark_lane() / LANES;
   const auto* keys = key_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
   const auto* values = value_cache.p + static_cast<ark_i64>(head) * CONTEXT * D + column;
@@ -170,7 +173,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
 #pragma unroll
     for (int u = 0; u < U; ++u) load(v[u], values, u, begin);
   };
-  if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == count, scale * LOG2E, query,
+  if (!ark_attention_inputs<G, KV_HEADS, D, W>(c, s, row, head, end == all, scale * LOG2E, query,
                                                fresh, first_rows)) {
     return false;
   }

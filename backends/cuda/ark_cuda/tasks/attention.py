@@ -23,6 +23,7 @@ from ark.tasks.attention import (
     AttentionParams,
     merged,
     staged_bytes,
+    staged_warps,
 )
 from ark.tasks.paged import PAGED_FRESH
 from ark_cuda.tasks import attention_boxed, inline
@@ -32,6 +33,10 @@ STAGED = ("mma.h", "attention_staged.h", "attention_stream.h")  # headers
 BOXED = ("mma.h", "attention_staged.h", "attention_boxed_sums.h", "attention_boxed.h")
 MAX_STAGE_POSITIONS = 64  # the most positions of a stage; a warp's registers hold their scores
 MAX_GROUP_HEADS = 8  # the most query heads of a key/value head; registers hold their sums
+
+# The most query heads of a key/value head for which the body is inlined into the loop. The sums of
+# more heads take so many registers that the loop's variables would be stored in local memory.
+MAX_INLINED_HEADS = 4
 
 
 def _shape(sig: Signature) -> tuple[int, int]:
@@ -79,6 +84,7 @@ def _staged(sig: Signature, machine: Machine) -> int:
         and sig.read(AttentionParams).shares == 1
         and width in (32, 64, 128)
         and sig.operands[1].dtype in ("fp16", "bf16")
+        and staged_warps(group, width, machine) > 0
     )
     if rows and not taken:
         raise PlanError(
@@ -126,6 +132,10 @@ class _Cached(Body):
         pages = (text.header("pages.h"), inline.header(self.paged)) if self.paged else ()
         return (*map(inline.header, names), *pages)
 
+    def window(self, sig: Signature) -> tuple[int, ...]:
+        """The template constant for the window; none for caches in pages, which have no windows."""
+        return () if self.paged else (sig.read(AttentionParams).window,)
+
     def poll(self, name: str, sig: Signature, machine: Machine) -> str | None:
         """The source by which the communicating warp waits for the task's input. The wait ends when
         the last query of the task's heads has arrived.
@@ -146,11 +156,13 @@ class FromRing(_Cached):
         return _staged(sig, machine) > 0
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        return staged_bytes(*_shape(sig), machine.warps)
+        return staged_bytes(*_shape(sig), staged_warps(*_shape(sig), machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        call = _call(sig, self.callee, (_staged(sig, machine),), staged=True)
-        return inline.inlined(name, call, machine)
+        more = (_staged(sig, machine), staged_warps(*_shape(sig), machine))
+        call = _call(sig, self.callee, (*more, *self.window(sig)), staged=True)
+        few = _shape(sig)[0] <= MAX_INLINED_HEADS
+        return inline.inlined(name, call, machine, often=few)
 
 
 class PagesFromRing(FromRing):
@@ -211,7 +223,8 @@ class InPlace(_Cached):
         return _bytes(sig, _warps(sig, machine))
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
-        call = _call(sig, self.callee, (_warps(sig, machine),), staged=False)
+        more = (_warps(sig, machine), *self.window(sig))
+        call = _call(sig, self.callee, more, staged=False)
         # For decoding, where the time of one token matters, the body is inlined into the loop; for
         # prompts it is a called function.
         return inline.inlined(name, call, machine, often=sig.operands[0].shape[0] == 1)

@@ -51,7 +51,7 @@ template <class S>
 ARK_DEVICE void ark_matrix_load_grown(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {
   const ArkGrowth& g = ARK_POINTER(const ArkGrowth, ARK_PARAMS(c)->growths)[t.growth - 1u];
   const ark_u32 length = ark_load_acquire(ark_words(g.length), false);
-  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts);
+  const ArkGrown rows = ark_grown(length, g.rows, g.part, g.parts, g.window);
   const ark_u32 end = rows.end < rows.newest ? rows.end : rows.newest;
   const ark_u32 step = ark_boxed_step(rows.end - rows.begin, S::MOST, S::SEVERAL);
 #pragma unroll 1

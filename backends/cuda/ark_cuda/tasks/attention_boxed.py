@@ -31,6 +31,7 @@ def rows(sig: Signature, machine: Machine) -> int:
     taken = (
         p.streamed > 0
         and p.shares == 1
+        and p.window == 0
         and p.streamed % (MAX_SHARING_WARPS * PRODUCT_POSITIONS) == 0
         and p.heads // p.kv_heads <= MAX_GROUP_HEADS
         and p.head_dim in (32, 64, 128)

@@ -3,24 +3,25 @@
 // soon free again and several warps can work on a short context, too. ark/tasks/attention.py
 // describes the task and its accesses, attention_staged.h the steps.
 
-// Shared memory of a task. own: for each warp, first the exponentials (2 to score - maximum) of its
-// positions, later its partial result (sum, maximum and denominator of each query head).
-template <int G, int D>
+// Shared memory of a task. own: for each of the WARPS warps that compute, first the exponentials (2
+// to score - maximum) of its positions, later its partial result (sum, maximum and denominator of
+// each query head).
+template <int G, int D, int WARPS>
 struct ArkStagedAttention {
   float query[G * D];
   float current[2 * D];  // this iteration's key and value
-  float own[ARK_WARPS][(G * (D + 2) + 3) / 4 * 4];
+  float own[WARPS][(G * (D + 2) + 3) / 4 * 4];
 };
 
 // Processes this warp's share of the positions from `begin` to `end`, in stages that SHARERS warps
 // share. Returns the number of warps that had positions.
-template <int SHARERS, int G, int D, int STEP, typename T>
-ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<G, D>& s, int begin,
-                                int end, int newest, const uint4 (&a)[D / 32][2],
+template <int SHARERS, int G, int D, int STEP, typename T, int WARPS>
+ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<G, D, WARPS>& s,
+                                int begin, int end, int newest, const uint4 (&a)[D / 32][2],
                                 ArkStagedSoftmax<G>& r) {
   constexpr int ROWS = STEP / SHARERS;
   const int units = (end - begin + ROWS - 1) / ROWS;
-  for (int unit = ark_warp(); unit < units; unit += ARK_WARPS) {
+  for (int unit = ark_warp(); ark_warp() < WARPS && unit < units; unit += WARPS) {
     const int j = unit / SHARERS, place = unit % SHARERS;
     const int at = begin + unit * ROWS, n = end - at < ROWS ? end - at : ROWS;
     T* keys = reinterpret_cast<T*>(const_cast<char*>(ark_stage(c, t.fetch_begin + j)));
@@ -42,22 +43,24 @@ ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<
     const ark_u32 warps = place == 0 ? static_cast<ark_u32>(ARK_WARPS + 1 - sharers) : 1u;
     ark_stage_left(c, t.fetch_begin + j, warps);
   }
-  return units < ARK_WARPS ? units : ARK_WARPS;
+  return units < WARPS ? units : WARPS;
 }
 
 // Computes attention of one row over one split of the positions, whose keys and values come through
 // the ring. Task coordinates: row, key/value head, split. Returns false if a wait has failed or the
 // launch was aborted; the processor must then leave the loop.
-template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, class Q,
-          class P, class O, class F>
+// WARPS: the number of warps that compute. WINDOW: the number of latest positions that are seen; 0
+// for all.
+template <typename T, int G, int KV_HEADS, int D, int CONTEXT, int SPLITS, int STEP, int WARPS,
+          int WINDOW, class Q, class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q query, P position,
                                      O output, F fresh) {
   constexpr float LOG2E = 1.44269504f;
   constexpr int SHARERS = STEP % 32 == 0 ? 4 : 1;
-  auto& s = *reinterpret_cast<ArkStagedAttention<G, D>*>(ARK_SCRATCH(c));
+  auto& s = *reinterpret_cast<ArkStagedAttention<G, D, WARPS>*>(ARK_SCRATCH(c));
   const int head = t.coord[1], split = t.coord[2];
-  const ArkGrown grown =
-      ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT, static_cast<ark_u32>(split), SPLITS);
+  const ArkGrown grown = ark_grown(static_cast<ark_u32>(position.p[0]), CONTEXT,
+                                   static_cast<ark_u32>(split), SPLITS, WINDOW);
   const int begin = static_cast<int>(grown.begin), end = static_cast<int>(grown.end);
   const int newest = static_cast<int>(grown.newest);
   if (!ark_enter(c)) return false;
@@ -69,13 +72,13 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ark_query_tiles<G, D, T>(s.query, a);
   ArkStagedSoftmax<G> r = {};
   r.top = -1e30f;
-  float* own = s.own[ark_warp()];
+  float* own = s.own[ark_warp() < WARPS ? ark_warp() : 0];
   // It takes less time if each warp has whole stages than if several warps share stages in several
   // rounds. This requires that one task computes the whole head, and that a warp's shared memory
   // holds the exponentials of all positions of a stage.
   constexpr bool ALONE = SPLITS == 1 && STEP <= D;
   int parts = 0;
-  if (ALONE && stages <= ARK_WARPS && stages * SHARERS > 2 * ARK_WARPS) {
+  if (ALONE && stages <= WARPS && stages * SHARERS > 2 * WARPS) {
     parts = ark_staged_share<ALONE ? 1 : SHARERS, G, D, STEP, T>(c, t, s, begin, end, newest, a, r);
   } else {
     parts = ark_staged_share<SHARERS, G, D, STEP, T>(c, t, s, begin, end, newest, a, r);

@@ -6,7 +6,7 @@
 // split. MOST: the most pages that a sequence can have. Returns false if a wait has failed or the
 // launch was aborted; the processor must then leave the loop.
 template <typename T, int G, int KV_HEADS, int D, int PAGE, int POOL, int MOST, int SPLITS,
-          int STEP, class Q, class K, class N, class P, class O, class F>
+          int STEP, int WARPS, class Q, class K, class N, class P, class O, class F>
 ARK_DEVICE bool ark_attention_staged_pages(ArkCtx& c, const ArkTask& t, float scale, Q query,
                                            K keys, N pages, P position, O output, F fresh) {
   constexpr int ROOM = PAGE * MOST;
@@ -17,6 +17,6 @@ ARK_DEVICE bool ark_attention_staged_pages(ArkCtx& c, const ArkTask& t, float sc
   ark_check_pages<ROOM>(c, ark_paged<PAGE, POOL>(keys, pages), position,
                         static_cast<int>(rows.begin), static_cast<int>(rows.end));
   __syncwarp();
-  return ark_attention_staged<T, G, KV_HEADS, D, ROOM, SPLITS, STEP>(c, t, scale, query, position,
-                                                                     output, fresh);
+  return ark_attention_staged<T, G, KV_HEADS, D, ROOM, SPLITS, STEP, WARPS, 0>(
+      c, t, scale, query, position, output, fresh);
 }

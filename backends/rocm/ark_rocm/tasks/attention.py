@@ -64,6 +64,7 @@ class OneRow(Body):
             machine.variant.name == "block"
             and machine.lanes >= 32  # the sums are over half waves
             and params.streamed > 0
+            and params.window == 0
             and params.head_dim in _WIDTHS
             and sig.operands[1].dtype in ("bf16", "fp16")
             and _group(sig) <= MOST_HEADS
