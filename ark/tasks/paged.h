@@ -12,7 +12,7 @@ ARK_DEVICE void ark_paged_attention(ArkCtx& c, const ArkTask& t, float scale, Q 
   const int at = position.p[0], seen = (at < ROOM ? at : ROOM) + t.coord[0] + 1;
   const auto paged = ark_paged<PAGE, POOL>(keys, pages);
   ark_check_pages<ROOM>(c, paged, position, 0, seen < ROOM ? seen : ROOM);
-  ark_attention<G, KV_HEADS, 1, D, PAGE * MOST, SPLITS, CHUNK>(
+  ark_attention<G, KV_HEADS, 1, D, PAGE * MOST, SPLITS, CHUNK, 0>(
       c, t, scale, query, paged, ark_paged<PAGE, POOL>(values, pages), position, output, fresh);
 }
 
