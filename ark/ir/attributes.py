@@ -341,12 +341,14 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 class TopKAttributes(Attributes, frozen=True):
     """Top-k. least: True to choose the k smallest values instead of the largest. softmax: True to
-    store the softmax of the chosen values.
+    store the softmax of the chosen values. row_softmax: True to store their values in the softmax
+    of the whole row.
     """
 
     k: int
     least: bool = False
     softmax: bool = False
+    row_softmax: bool = False
 
 
 class ExpertLinearAttributes(Attributes, frozen=True):

@@ -144,6 +144,9 @@ def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.nda
     keys = np.where(odd, 0.0, x if least else -x), odd if least else ~odd
     order = np.lexsort(keys, axis=-1)[:, : given.k]
     values = np.take_along_axis(x, order, -1)
+    if given.row_softmax:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        values = np.take_along_axis(powers / powers.sum(-1, keepdims=True), order, -1)
     if given.softmax:
         values = np.exp(values - values.max(-1, keepdims=True))
         values /= values.sum(-1, keepdims=True)

@@ -9,9 +9,22 @@ ARK_DEVICE bool ark_before(float a, float b) {
   return LEAST ? a > b || (a == a && b != b) : ark_above(a, b);
 }
 
+#if !defined(ARK_HAS_WARP_LARGEST)
+// The largest number of a warp's lanes. A backend may have a faster implementation.
+ARK_DEVICE ark_u32 ark_warp_largest(ark_u32 v) {
+  for (int mask = ARK_LANES / 2; mask > 0; mask /= 2) {
+    const ark_u32 other = ark_shfl_xor(v, mask);
+    v = other > v ? other : v;
+  }
+  return v;
+}
+#endif
+
 // Finds the K best of a row's N elements by one thread. The thread keeps the K best elements so far
 // in order. Most elements are worse than the last of these K, so they need only one comparison.
-template <int N, int K, bool LEAST, bool SOFTMAX, class X, class V, class I>
+// SOFTMAX: 1 to store the softmax of the results, 2 to store their values in the softmax of the
+// row.
+template <int N, int K, bool LEAST, int SOFTMAX, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
   ark_u32 at[K];
@@ -35,7 +48,10 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   if (SOFTMAX) {
     float total = 0.0f;
     const float most = best[0];
-    for (int j = 0; j < K; ++j) total += best[j] = ark_exp(best[j] - most);
+    for (int j = 0; j < K; ++j) best[j] = ark_exp(best[j] - most);
+    for (int j = 0; SOFTMAX == 1 && j < K; ++j) total += best[j];
+    for (int i = 0; SOFTMAX == 2 && i < N; ++i)
+      total += ark_exp(ark_get(from + i * apart, 0) - most);
     for (int j = 0; j < K; ++j) best[j] /= total;
   }
   for (int j = 0; j < K; ++j) {
@@ -88,7 +104,7 @@ ARK_DEVICE void ark_topk_rounds(int r, float* red, const In& in, const Finish& f
 // best elements so far, in order. A lane loads U packs of V neighbouring elements while it
 // processes the preceding packs. Elements that belong to the K best are inserted one after the
 // other, the best first. Rows with NaN are read a second time.
-template <int N, int K, int V, bool LEAST, bool SOFTMAX, class In, class Finish>
+template <int N, int K, int V, bool LEAST, int SOFTMAX, class In, class Finish>
 ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   constexpr int U = 16 / V, WIDTH = ARK_LANES * V, piece = U * WIDTH;
   const int lane = ark_lane(), me = lane * V;
@@ -172,6 +188,61 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   }
 }
 
+// Like ark_topk_rows, for short rows: a warp has one row, of which a lane holds neighbouring
+// elements as keys. Each round finds the largest key and the first element that has it.
+template <int N, int K, int SOFTMAX, class In, class Finish>
+ARK_DEVICE void ark_topk_short(int rows, const In& in, const Finish& finish) {
+  constexpr int EACH = (N + ARK_LANES - 1) / ARK_LANES;
+  const int lane = ark_lane();
+  for (int r = ark_warp(); r < rows; r += ARK_WARPS) {
+    float v[EACH];
+    ark_u32 key[EACH];  // 0 for none
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const int i = lane * EACH + e;
+      v[e] = i < N ? ark_get(in(r, i), 0) : -ark_inf();
+    }
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+      const ark_u32 order = v[e] == v[e] ? ark_ordered(v[e] + 0.0f) : 0xffffffffu;
+      key[e] = lane * EACH + e < N ? order : 0u;
+    }
+    float mine = -ark_inf(), most = 0.0f;
+    ark_u32 at = 0u;
+#pragma unroll
+    for (int j = 0; j < K; ++j) {
+      ark_u32 best = 0u, first = 0xffffffffu;
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) best = key[e] > best ? key[e] : best;
+      best = ark_warp_largest(best);
+#pragma unroll
+      for (int e = EACH - 1; e >= 0; --e) {
+        first = key[e] == best ? static_cast<ark_u32>(lane * EACH + e) : first;
+      }
+      first = ~ark_warp_largest(~first);
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) {
+        key[e] = first == static_cast<ark_u32>(lane * EACH + e) ? 0u : key[e];
+      }
+      const float value = ark_bits_float(best >> 31 != 0u ? best & 0x7fffffffu : ~best);
+      if (j == 0) most = value;
+      mine = lane == j ? value : mine;
+      at = lane == j ? first : at;
+    }
+    if (SOFTMAX > 0) {
+      float total = lane < K ? ark_exp(mine - most) : 0.0f;
+      const float own = total;
+      if (SOFTMAX == 2) {
+        total = 0.0f;
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) total += lane * EACH + e < N ? ark_exp(v[e] - most) : 0.0f;
+      }
+      mine = own / ark_warp_sum(total);
+    }
+    if (lane < K) finish(r, lane, mine, at);
+  }
+}
+
 // A sort key that is larger for an element that comes first: by value, and for equal values by
 // index. Never 0.
 template <bool LEAST>
@@ -237,12 +308,12 @@ ARK_DEVICE void ark_topk_sorted(int rows, ark_u64* keys, const In& in, const Fin
 }
 
 // Finds the K best elements of each row of a task. Task coordinates: first row. A task has ROWS of
-// the LIMIT rows. WARP: each row is processed by one warp, in packs (vectors) of V elements.
-// Otherwise each row is processed by the whole block. The block sorts the row as P keys in shared
-// memory or, if P is 0, finds one result per round: the best of the elements that come after the
-// preceding result.
-template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, int P, int S, bool LEAST,
-          bool SOFTMAX, class X, class O, class I>
+// the LIMIT rows. WARP: each row is processed by one warp, in packs (vectors) of V elements or,
+// with SHORT, as a short row. Otherwise each row is processed by the whole block. The block sorts
+// the row as P keys in shared memory or, if P is 0, finds one result per round: the best of the
+// elements that come after the preceding result.
+template <int ROWS, int LIMIT, int N, int K, int V, bool WARP, bool SHORT, int P, int S, bool LEAST,
+          int SOFTMAX, class X, class O, class I>
 ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, ark_u64 address) {
   const int begin = t.coord[0], rows = begin + ROWS < LIMIT ? ROWS : LIMIT - begin;
   const auto in = [&](int r, int k) { return ark_address(x, 0, 0, begin + r, k); };
@@ -253,6 +324,10 @@ ARK_DEVICE void ark_topk(ArkCtx& c, const ArkTask& t, X x, O values, I indices, 
   if constexpr (ARK_THREADS == 1 && K <= 64) {
     for (int r = 0; r < rows; ++r)
       ark_topk_alone<N, K, LEAST, SOFTMAX>(begin + r, x, values, indices);
+    return;
+  }
+  if constexpr (SHORT) {
+    ark_topk_short<N, K, SOFTMAX>(rows, in, finish);
     return;
   }
   if constexpr (WARP) {

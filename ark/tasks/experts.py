@@ -2,7 +2,8 @@
 `expert_linear` multiplies rows by the weights of the chosen experts. Emitted by
 ark.lower.ops.experts.
 
-`topk` params: k, rows (of a task), least (the smallest are chosen), softmax (of the values).
+`topk` params: k, rows (of a task), least (the smallest are chosen), softmax (of the values),
+row_softmax (the values are those of the softmax of the whole row).
 
 operands: input (rows, n), values (rows, k), indices (rows, k).
 
@@ -60,6 +61,7 @@ from ark.tasks.row_values import bytes_of
 MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
 MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
 MAX_PACKET_ROW, MAX_PACKET_RESULTS = 512, 32  # elements and k of a row that is read as packets
+MAX_HELD = 8  # elements of a short row that a lane holds
 MAX_SINGLE_THREAD_RESULTS = 64  # results that a single thread keeps at once
 # Results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h.
 MAX_TOTAL_RESULTS = 256
@@ -71,6 +73,7 @@ class TopKParams(Params, frozen=True, kw_only=True):
     k: Size
     least: bool = False
     softmax: bool = False
+    row_softmax: bool = False
     rows: Rows
 
 
@@ -81,6 +84,11 @@ def takes_softmax(n: int, k: int, machine: Machine) -> bool:
     if machine.threads == 1:
         return k <= MAX_SINGLE_THREAD_RESULTS
     return k <= machine.lanes and n <= MIN_BLOCK_ROW_ELEMENTS
+
+
+def takes_row_softmax(n: int, k: int, machine: Machine) -> bool:
+    """True if a task that chooses k of n elements can compute the softmax of all of them."""
+    return takes_softmax(n, k, machine) and (machine.threads == 1 or n <= machine.lanes * MAX_HELD)
 
 
 class TopK(TaskKind):
@@ -96,7 +104,7 @@ class TopK(TaskKind):
         k = params.k
         need(k <= n <= INT_MAX - 1024, f"cannot choose {k} of {n} elements")
         need(
-            not (params.softmax and params.least),
+            not ((params.softmax or params.row_softmax) and params.least),
             "softmax supports the largest elements only",
         )
         shaped(sig, 1, (rows, k))
@@ -155,10 +163,19 @@ class TopK(TaskKind):
                 f"{name} computes the softmax of the largest {params.k} of {n} elements, which the "
                 f"code for {machine.arch} does not support; plan again for this machine"
             )
+        if params.row_softmax and not takes_row_softmax(n, params.k, machine):
+            raise PlanError(
+                f"{name} computes the softmax of rows of {n} elements, which the code for "
+                f"{machine.arch} does not support; plan again for this machine"
+            )
         vector = vector_elements(sig.operands[:1], n) if sig.operands[0].strides[-1] == 1 else 1
         each = self._each(sig, machine)
         sizes = params.rows, limit, n, params.k, vector
-        constants = (*sizes, each, *self._sorted(sig, machine), params.least, params.softmax)
+        # Each warp has one row. With more rows, the rows' loads are overlapped instead.
+        short = each and n <= machine.lanes * MAX_HELD and not params.least
+        short = short and (params.rows <= machine.warps or params.row_softmax)
+        softmax = 2 if params.row_softmax else int(params.softmax)
+        constants = (*sizes, each, short, *self._sorted(sig, machine), params.least, softmax)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         return text.call(name, "ark_topk", constants, (*operands, text.addresses(sig, (0,))))
 

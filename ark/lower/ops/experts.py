@@ -18,7 +18,7 @@ def lower_topk(lowering: Lowering, node: Node) -> None:
     each = -(-rows // lowering.machine.processors)
     coords = [(r,) for r in range(0, rows, each)]
     given = node.read(TopKAttributes)
-    params = TopKParams(k=given.k, least=given.least, softmax=given.softmax, rows=each)
+    params = TopKParams(**structs.asdict(given), rows=each)
     group = lowering.emit("topk", params, [*node.inputs, *node.outputs], coords)
     # One task that polls packets chooses the experts of all rows. It runs on a processor without
     # other tasks, so that it does not delay them.

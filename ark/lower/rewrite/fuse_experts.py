@@ -2,7 +2,7 @@
 experts, each row is multiplied by the weights of a few chosen experts. The fused ops are biases by
 expert, a gated activation of two products of one input, and the sum of the results of a row's
 experts, weighted by their scores, with a residual. The softmax of the chosen scores is fused into
-the choice of the experts. ark.tasks.expert_epilogue describes the epilogue. Products with only a
+the choice of the experts, and so is the softmax of all scores. ark.tasks.expert_epilogue describes the epilogue. Products with only a
 part of the experts (if several ranks share the experts) are not changed. Listed in ark.lower.passes
 after chains are fused.
 """
@@ -29,7 +29,7 @@ from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_on
 from ark.machine import Machine
 from ark.tasks import expression
 from ark.tasks.expert_epilogue import MAX_SLOTS
-from ark.tasks.experts import takes_softmax
+from ark.tasks.experts import takes_row_softmax, takes_softmax
 
 MAX_EPILOGUE_TABLES = 4  # the most tables, and the most scores, of an epilogue
 
@@ -46,6 +46,7 @@ def fuse_experts(graph: Graph, context: Context) -> Graph:
         if used and not any(written.behind(at, n.inputs) for at, n in used):
             makers = [n for _, n in used]
             joined = _finished(node, makers) or _total(node, makers) or _added(node, makers)
+            joined = joined or _of_row(node, makers, context.machine)
         chosen = _softmax(node, used[0][1], context.machine) if len(used) == 1 else None
         if chosen is not None:
             nodes[used[0][0]] = chosen  # where the numbers of the experts are known, too
@@ -57,7 +58,7 @@ def fuse_experts(graph: Graph, context: Context) -> Graph:
                 if n.outputs[0].buffer.id not in kept:
                     nodes[at] = None
             node = joined
-        if node.type in ("expert_linear", "gather", "topk") and private(node.outputs[0]):
+        if node.type in ("expert_linear", "gather", "softmax", "topk") and private(node.outputs[0]):
             fusible[node.outputs[0].buffer.id] = place, node
         written.add(place, node)
         nodes.append(node)
@@ -77,6 +78,24 @@ def _softmax(node: Node, choice: Node, machine: Machine) -> Node | None:
         return None
     attrs = structs.replace(given, softmax=True).to_node()
     return dataclasses.replace(choice, outputs=(out, *choice.outputs[1:]), attrs=attrs)
+
+
+def _of_row(node: Node, makers: Sequence[Node], machine: Machine) -> Node | None:
+    """A top-k of the softmax of a row, which chooses from the row itself; None if that is not
+    possible.
+    """
+    softmax = makers[0]
+    if (node.type, softmax.type) != ("topk", "softmax") or node.hints or softmax.hints:
+        return None
+    given, (x,) = node.read(TopKAttributes), softmax.inputs
+    fits = not given.least and takes_row_softmax(x.shape[-1], given.k, machine)
+    alike = x.shape == node.inputs[0].shape and x.dtype == node.inputs[0].dtype
+    if not (fits and alike and softmax.placement == node.placement):
+        return None
+    if x.buffer.id in {t.buffer.id for t in node.outputs}:
+        return None
+    attrs = structs.replace(given, row_softmax=True).to_node()
+    return node.fused("topk", (x,), node.outputs, attrs, (softmax, node), node.name)
 
 
 def _given(node: Node) -> ExpertLinearAttributes | None:

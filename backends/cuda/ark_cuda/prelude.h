@@ -111,6 +111,8 @@ ARK_DEVICE bool ark_rejoin(bool v) {
 }
 ARK_DEVICE ark_u64 ark_ballot(bool v) { return __ballot_sync(0xffffffffu, v); }
 ARK_DEVICE void ark_warp_sync() { __syncwarp(); }
+#define ARK_HAS_WARP_LARGEST 1
+ARK_DEVICE ark_u32 ark_warp_largest(ark_u32 v) { return __reduce_max_sync(0xffffffffu, v); }
 #define ARK_HAS_SAME_BEFORE 1
 template <int BITS>
 ARK_DEVICE int ark_same_before(ark_u32 v) {

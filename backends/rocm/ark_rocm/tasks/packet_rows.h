@@ -33,10 +33,11 @@ ARK_DEVICE bool ark_packet_rmsnorm(ArkCtx& c, const ArkTask&, X x, W weight, O o
 }
 
 // Finds the K largest of the N elements of a row, in descending order, and their indices. NaN
-// counts as the largest. With SOFTMAX, stores the softmax of the K elements instead of the
-// elements. Each of K rounds finds the largest element that is left. A lane has EACH neighbouring
-// elements, so that the first of equal elements is in the first lane.
-template <int N, int K, bool SOFTMAX, class X, class V, class I>
+// counts as the largest. With SOFTMAX, stores the softmax of the K elements (1), or their values in
+// the softmax of the row (2), instead of the elements. Each of K rounds finds the largest element
+// that is left. A lane has EACH neighbouring elements, so that the first of equal elements is in
+// the first lane.
+template <int N, int K, int SOFTMAX, class X, class V, class I>
 ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indices) {
   constexpr int EACH = (N + ARK_LANES - 1) / ARK_LANES;
   if (!ark_enter(c)) return false;
@@ -97,11 +98,17 @@ ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indi
     mine = lane == j ? largest : mine;
     chosen = lane == j ? place : chosen;
   }
-  if (SOFTMAX) {
+  if (SOFTMAX > 0) {
     const float none = ark_inf() - ark_inf();
     const bool odd = ark_ballot(lane < K && mine != mine) != 0u;
-    const float own = lane < K ? ark_exp(mine - ark_warp_max(mine)) : 0.0f;
-    mine = odd ? none : own / ark_warp_sum(own);
+    const float most = ark_warp_max(mine), own = lane < K ? ark_exp(mine - most) : 0.0f;
+    float total = own;
+    if (SOFTMAX == 2) {
+      total = 0.0f;
+#pragma unroll
+      for (int e = 0; e < EACH; ++e) total += lane * EACH + e < N ? ark_exp(v[e] - most) : 0.0f;
+    }
+    mine = odd ? none : own / ark_warp_sum(total);
   }
   if (lane < K) {
     ark_publish(c, values, 0, 0, 0, lane, mine);

@@ -50,7 +50,8 @@ class TopK(_Row):
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(TopKParams)
-        sizes = (sig.operands[0].shape[1], params.k, params.softmax)
+        softmax = 2 if params.row_softmax else int(params.softmax)
+        sizes = (sig.operands[0].shape[1], params.k, softmax)
         operands = [text.given(sig, i, const=i == 0) for i in range(3)]
         call = text.called("ark_packet_topk", sizes, operands)
         return f"ARK_BODY bool {name}(ArkCtx& c, const ArkTask& t) {{\n  return {call};\n}}\n"
