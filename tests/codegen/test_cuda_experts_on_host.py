@@ -86,7 +86,10 @@ static ark_u32 __byte_perm(ark_u32 a, ark_u32 b, ark_u32 by) {
   return r;
 }
 static float ark_get(const ark_bf16* p, int i) { return ark_bits_float(p[i].bits << 16); }
-static uint4 __ldcs(const uint4* p) { return *p; }
+template <typename T>
+static T __ldcs(const T* p) {
+  return *p;
+}
 static ark_u32 operands[ARK_WARPS][32][6];
 static void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a3, ark_u32 b0,
                     ark_u32 b1, const ark_bf16*) {
@@ -107,6 +110,13 @@ static void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a
     }
   }
 }
+template <int SIZE>
+static void ark_copy_some(unsigned char* to, const unsigned char* from) {
+  std::memcpy(to, from, SIZE);
+}
+static void ark_copies_group() {}
+template <int GROUPS>
+static void ark_copies_left() {}
 struct ArkCtx { char* scratch; };
 struct ArkTask { int coord[4]; };
 #define ARK_SCRATCH(c) (c).scratch
@@ -219,6 +229,7 @@ def library(case: Case, folder: Path) -> ctypes.CDLL:
     pairs = inline.header("code_pairs.h")
     kept = pairs[pairs.index("// Converts unsigned or signed 4-bit codes to bf16.") :]
     body = inline.header("experts_ahead.h")
+    body = body[body.index("// A row of K floating-point weights.") :]
     source.write_text(HOST + rows + kept + finish + body + call(case))
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", built], check=True)

@@ -1,10 +1,10 @@
 """Fuses elementwise ops on the products of chosen experts into these products. In a mixture of
 experts, each row is multiplied by the weights of a few chosen experts. The fused ops are biases by
 expert, a gated activation of two products of one input, and the sum of the results of a row's
-experts, weighted by their scores, with a residual. The softmax of the chosen scores is fused into
-the choice of the experts, and so is the softmax of all scores. ark.tasks.expert_epilogue describes the epilogue. Products with only a
-part of the experts (if several ranks share the experts) are not changed. Listed in ark.lower.passes
-after chains are fused.
+experts, weighted by their scores, with a residual. The softmax of the scores, or of the chosen
+scores, is fused into the choice of the experts. ark.tasks.expert_epilogue describes the epilogue.
+Products with only a part of the experts (if several ranks share the experts) are not changed.
+Listed in ark.lower.passes after chains are fused.
 """
 
 from __future__ import annotations

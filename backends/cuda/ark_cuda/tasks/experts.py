@@ -17,7 +17,7 @@ from ark.ir.dtype import RowType, by_name
 from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
-from ark.tasks.expert_epilogue import constants, declared, weight_operands
+from ark.tasks.expert_epilogue import MAX_SLOTS, constants, declared, weight_operands
 from ark.tasks.experts import HEADERS, outputs_of_task, share_of
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
@@ -26,6 +26,9 @@ PIECE_BYTES = 16
 PIECES = 4  # lanes that load neighbouring pieces of one row; a unit is their columns
 MAX_UNITS = 3  # the most units that a warp multiplies in a step; registers hold them
 TILE_ROWS = 16  # rows of weights that matrix units multiply at once
+# Steps whose weights a warp holds: with one unit, and with more. ARK_EXPERTS_HELD has the same values.
+STEPS_HELD = (3, 2)
+MIN_COPY_BYTES = 4  # bytes of the smallest copy to shared memory
 VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
 
@@ -59,11 +62,25 @@ def _slots(sig: Signature) -> int:
 
 
 def _bytes(sig: Signature, machine: Machine, cut: _Cut) -> int:
-    """Bytes of shared memory: each warp's part of the input and its sums, and the totals."""
+    """Bytes of shared memory: each warp's part of the input and its sums, the totals, and the
+    numbers of the experts.
+    """
     weights, total = constants(sig)
     inputs = cut.units * PIECES * _codes(sig)
     rows = _slots(sig) * cut.chunk
-    return 4 * (machine.warps * (inputs + weights * rows) + (rows if total else 0))
+    held = STEPS_HELD[cut.units > 1] * cut.units * TILE_ROWS * _scale_bytes(sig)
+    floats = machine.warps * (inputs + weights * rows) + (rows if total else 0)
+    return 4 * (floats + MAX_SLOTS) + machine.warps * held
+
+
+def _scale_bytes(sig: Signature) -> int:
+    """Bytes of the scales of a unit of a row if they are copied to shared memory; otherwise 0."""
+    weight, codes = by_name(sig.operands[1].dtype), _codes(sig)
+    if not isinstance(weight, RowType) or weight.group in (weight.columns, 0):
+        return 0
+    size = PIECES * codes // weight.group * weight.scales.itemsize
+    ahead = weight.group % (PIECES * codes) != 0 and size >= MIN_COPY_BYTES
+    return size if ahead and weight.scales_at % size == 0 else 0
 
 
 def _cut(sig: Signature, machine: Machine) -> _Cut:

@@ -6,6 +6,23 @@
 // keeps the weights of its next rows in registers while it multiplies the current ones, so that
 // memory is busy all the time. experts.py describes operands and tasks.
 
+// // Copies SIZE bytes (4, 8 or 16) to shared memory while the warp goes on. ark_copies_group ends
+// a group of copies; ark_copies_left waits until at most GROUPS of this lane's groups are under
+// way.
+template <int SIZE>
+ARK_DEVICE void ark_copy_some(unsigned char* to, const unsigned char* from) {
+  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
+  if constexpr (SIZE > 0) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(SIZE)
+                 : "memory");
+  }
+}
+ARK_DEVICE void ark_copies_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS>
+ARK_DEVICE void ark_copies_left() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
 // A row of K floating-point weights.
 template <typename T, int K>
 struct ArkFloatRow {
@@ -43,38 +60,56 @@ struct ArkScaledCodes<ark_bf16, ark_fp4> {
 };
 
 // Reads rows in pieces of 16 bytes, of CODES weights each. V: the type of the values. AFTER: true
-// if four neighbouring pieces have one scale, so that their sums are scaled. pair(piece, j,
-// factor): values 2 j and 2 j + 1 of a piece; factor(scale): what this function needs of the scale.
+// if four neighbouring pieces have one scale, so that their sums are scaled. scale(row, piece): the
+// bits of a piece's scale; number(scale): its value. SCALES: the bytes of four neighbouring pieces'
+// scales if these are copied to shared memory ahead of the task's steps, otherwise 0; scales(row,
+// unit): where they are; copied(all, piece): one of them. pair(piece, j, factor): values 2 j and 2
+// j + 1 of a piece; factor(scale): what this function needs of the scale.
 template <class ROW, typename V>
 struct ArkExpertRow;
 template <typename V, int K>
 struct ArkExpertRow<ArkFloatRow<V, K>, V> {
-  struct Scale {};
-  static constexpr int COLUMNS = K, CODES = 8;
+  static constexpr int COLUMNS = K, CODES = 8, SCALES = 0;
   static constexpr bool AFTER = false;
   static constexpr float BACK = 1.0f;
-  ARK_DEVICE Scale scale(const ArkFloatRow<V, K>&, int) { return {}; }
-  ARK_DEVICE Scale no_scale() { return {}; }
-  ARK_DEVICE float number(Scale) { return 1.0f; }
-  ARK_DEVICE ark_u32 factor(Scale) { return 0u; }
+  ARK_DEVICE ark_u32 scale(const unsigned char*, int) { return 0u; }
+  ARK_DEVICE ark_u32 copied(const unsigned char*, int) { return 0u; }
+  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int) { return row; }
+  ARK_DEVICE float number(ark_u32) { return 1.0f; }
+  ARK_DEVICE ark_u32 factor(ark_u32) { return 0u; }
   ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32) { return piece[j]; }
 };
 template <class C, int K, int GROUP, class S, typename V>
 struct ArkExpertRow<ArkRow<C, K, GROUP, S, false>, V> {
   typedef ArkRow<C, K, GROUP, S, false> Row;
   typedef ArkScaledCodes<V, C> Codes;
-  typedef S Scale;
+
   static constexpr int COLUMNS = K, CODES = 128 / ARK_CODE_BITS<C>;
   static constexpr int PAIRS = 16 / ARK_CODE_BITS<C>;  // of a word
   static constexpr bool AFTER = GROUP == K || GROUP % (4 * CODES) == 0;
   static constexpr float BACK = AFTER ? 1.0f : Codes::BACK;
+  static constexpr int ALL = 4 * CODES / GROUP * static_cast<int>(sizeof(S));
+  static constexpr int SCALES = AFTER || ALL < 4 || Row::SCALES_AT % ALL != 0 ? 0 : ALL;
   static_assert(K % CODES == 0 && GROUP % CODES == 0, "a piece has one scale");
-  ARK_DEVICE S scale(const Row& row, int piece) {
-    return reinterpret_cast<const S*>(row.bytes + Row::SCALES_AT)[piece * CODES / GROUP];
+  ARK_DEVICE ark_u32 scale(const unsigned char* row, int piece) {
+    const S* from = reinterpret_cast<const S*>(row + Row::SCALES_AT) + piece * CODES / GROUP;
+    if constexpr (sizeof(S) == 2) return __ldcs(reinterpret_cast<const unsigned short*>(from));
+    if constexpr (sizeof(S) == 4) return __ldcs(reinterpret_cast<const ark_u32*>(from));
   }
-  ARK_DEVICE S no_scale() { return S{}; }
-  ARK_DEVICE float number(const S& scale) { return ark_get(&scale, 0); }
-  ARK_DEVICE ark_u32 factor(const S& scale) { return AFTER ? 0u : Codes::factor(number(scale)); }
+  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int unit) {
+    return row + Row::SCALES_AT + unit * SCALES;
+  }
+  ARK_DEVICE ark_u32 copied(const unsigned char* all, int piece) {
+    const unsigned char* from = all + piece * CODES / GROUP * static_cast<int>(sizeof(S));
+    if constexpr (sizeof(S) == 2) return *reinterpret_cast<const unsigned short*>(from);
+    if constexpr (sizeof(S) == 4) return *reinterpret_cast<const ark_u32*>(from);
+  }
+  ARK_DEVICE float number(ark_u32 scale) {
+    const unsigned short half = static_cast<unsigned short>(scale);
+    if constexpr (sizeof(S) == 2) return ark_get(reinterpret_cast<const S*>(&half), 0);
+    if constexpr (sizeof(S) == 4) return ark_bits_float(scale);
+  }
+  ARK_DEVICE ark_u32 factor(ark_u32 scale) { return AFTER ? 0u : Codes::factor(number(scale)); }
   ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32 factor) {
     const ark_u32 word = piece[j / PAIRS];
     const V* type = nullptr;
@@ -88,10 +123,9 @@ struct ArkExpertRow<ArkRow<C, K, GROUP, S, false>, V> {
 
 // The weights of one step of a warp, UNITS pieces per lane of each of two rows (`lane` / 4, and the
 // eighth row after it), and their scales.
-template <int UNITS, class S>
+template <int UNITS>
 struct ArkExpertStep {
-  ark_u32 piece[UNITS][2][4];
-  S scale[UNITS][2];
+  ark_u32 piece[UNITS][2][4], scale[UNITS][2];
 };
 
 // True if numbers of type V need a common factor because their range is small.
@@ -136,6 +170,10 @@ struct ArkExpertInput {
   }
 };
 
+// // The steps whose weights a warp holds.
+template <int UNITS>
+constexpr int ARK_EXPERTS_HELD = UNITS > 1 ? 2 : 3;
+
 // Like ark_expert_products of experts.h. An item is SPAN (UNITS times four pieces) columns of the
 // weights of one slot. The warps take items in turn, and a step of a warp is 16 rows of its item.
 // Each warp adds up its items' products in shared memory; then threads add the sums of all warps
@@ -146,9 +184,11 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
                                  const unsigned char* second, E experts, const F& finish) {
   typedef ArkExpertRow<ROW, V> Reader;
   constexpr int K = Reader::COLUMNS, CODES = Reader::CODES, SPAN = UNITS * 4 * CODES;
-  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, ROWS = CHUNK * WEIGHTS, HELD = UNITS > 1 ? 2 : 3;
-  constexpr int PARTS = (K + SPAN - 1) / SPAN, ITEMS = ADDED * PARTS, PRODUCTS = CODES / 4;
-  typedef ArkExpertStep<UNITS, typename Reader::Scale> Step;
+  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, ROWS = CHUNK * WEIGHTS,
+                HELD = ARK_EXPERTS_HELD<UNITS>;
+  constexpr int PARTS = (K + SPAN - 1) / SPAN, ITEMS = ADDED * PARTS;
+  typedef ArkExpertStep<UNITS> Step;
+  static_assert(static_cast<ark_i64>(N) * sizeof(ROW) < 1ll << 31, "offsets have 32 bits");
   const V* type = nullptr;
   const int row = t.coord[0], begin = t.coord[2], end = t.coord[3];
   const int lane = ark_lane(), own_row = lane / 4, own_piece = lane % 4;
@@ -157,37 +197,53 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
   float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ARK_WARPS * SPAN;
   float* own = sums + ark_warp() * (ADDED * ROWS);
   float* totals = sums + ARK_WARPS * ADDED * ROWS;
-  // Each lane below ADDED has the number of a slot's expert.
-  int chosen = 0;
+  int* chosen = reinterpret_cast<int*>(totals + (TOTAL > 0 ? ADDED * CHUNK : 0));
+  // The numbers of the slots' experts. All warps store the same numbers.
   if (lane < ADDED) {
-    chosen = *ark_address(experts, 0, 0, row, first_slot + lane);
-    if (chosen < 0 || chosen >= OF) {
+    int expert = *ark_address(experts, 0, 0, row, first_slot + lane);
+    if (expert < 0 || expert >= OF) {
       if (ark_warp() == 0) {
-        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(chosen));
+        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
       }
-      chosen = 0;
+      expert = 0;
     }
+    chosen[lane] = expert;
   }
-  const auto expert_of = [&](int slot) { return __shfl_sync(0xffffffffu, chosen, slot); };
+  // For each step that a warp holds and each of its 16 rows: SCALES bytes for each unit.
+  constexpr int SCALES = Reader::SCALES, EACH = UNITS * 16 * SCALES;
+  unsigned char* scales = reinterpret_cast<unsigned char*>(chosen + 8) + ark_warp() * HELD * EACH;
+  __syncwarp();
   for (int top = begin; top < end; top += CHUNK) {
     const int count = top + CHUNK < end ? CHUNK : end - top;
     const int tiles = (count + 15) / 16 * WEIGHTS;
-    const auto load = [&](Step& to, int item, int tile) {
-      const ROW* rows = reinterpret_cast<const ROW*>(tile % WEIGHTS > 0 ? second : first) +
-                        static_cast<ark_i64>(expert_of(item / PARTS)) * N;
+    const auto load = [&](Step& to, int h, int item, int tile) {
+      const unsigned char* rows = (tile % WEIGHTS > 0 ? second : first) +
+                                  chosen[item / PARTS] * static_cast<ark_i64>(N * sizeof(ROW));
       const int low = top + tile / WEIGHTS * 16 + own_row;
+      // ptxas would keep scales that are loaded ahead in local memory, and a store waits for its
+      // load.
+      if (SCALES > 0 && lane < 16) {
+        const int own = low - own_row + lane < end ? low - own_row + lane : end - 1;
+        const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+          ark_copy_some<SCALES>(scales + h * EACH + (u * 16 + lane) * SCALES,
+                                Reader::scales(from, item % PARTS * UNITS + u));
+        }
+      }
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
-        const int p = (item % PARTS * UNITS + u) * 4 + own_piece;
-        const bool within = K % SPAN == 0 || p < K / CODES;
+        // Behind the last piece the input is zero, so any weights may be loaded.
+        const int at = (item % PARTS * UNITS + u) * 4 + own_piece;
+        const int p = K % SPAN == 0 || at < K / CODES ? at : K / CODES - 1;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const ROW& from = rows[low + 8 * half < end ? low + 8 * half : end - 1];
-          uint4 v{};
-          if (within) v = __ldcs(reinterpret_cast<const uint4*>(&from) + p);
+          const int own = low + 8 * half < end ? low + 8 * half : end - 1;
+          const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
+          const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from) + p);
           ark_u32(&piece)[4] = to.piece[u][half];
           piece[0] = v.x, piece[1] = v.y, piece[2] = v.z, piece[3] = v.w;
-          to.scale[u][half] = within ? Reader::scale(from, p) : Reader::no_scale();
+          if (SCALES == 0) to.scale[u][half] = Reader::scale(from, p);
         }
       }
     };
@@ -199,25 +255,29 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
     };
     Step held[HELD];
     int item = ark_warp(), tile = 0, next_item = item, next_tile = 0;
-    const auto load_next = [&](Step& to) {
-      if (next_item >= ITEMS) return;
-      load(to, next_item, next_tile);
-      if (++next_tile == tiles) next_tile = 0, next_item += ARK_WARPS;
+    const auto load_next = [&](Step& to, int h) {
+      if (next_item < ITEMS) {
+        load(to, h, next_item, next_tile);
+        if (++next_tile == tiles) next_tile = 0, next_item += ARK_WARPS;
+      }
+      if (SCALES > 0) ark_copies_group();
     };
 #pragma unroll
-    for (int h = 0; h < HELD; ++h) load_next(held[h]);
+    for (int h = 0; h < HELD; ++h) load_next(held[h], h);
     // The numbers that the epilogue of this thread's first output needs are loaded meanwhile.
     const int output = ark_tid() % CHUNK, slot = ark_tid() / CHUNK;
-    const int expert = expert_of(slot < ADDED ? slot : 0);
+
     float with[F::EXTRA], left = 0.0f;
     if (slot < ADDED && output < count) {
-      finish.ahead(row, first_slot + slot, expert, top + output, with);
+      finish.ahead(row, first_slot + slot, chosen[slot], top + output, with);
     }
     if (TOTAL > 0 && ark_tid() < count) left = finish.left(row, top + ark_tid());
     if (item < ITEMS) gather(item);
     for (int i = lane; i < ADDED * ROWS; i += ARK_LANES) own[i] = 0.0f;
     __syncwarp();
-    ark_u32 b[UNITS][PRODUCTS][2] = {};
+    // Where the input's elements for this lane's pieces are: columns 0 and 1 of the operand are the
+    // first and the second numbers, and the other columns are not used.
+    const ark_u32* mine = inputs + own_row % 2 * (SPAN / 2) + own_piece * (CODES / 2);
     float back = 1.0f;
     while (item < ITEMS) {
 #pragma unroll
@@ -227,36 +287,41 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
           __syncwarp();  // all lanes have read the previous item's input
           back = input.store(inputs) * Reader::BACK;
           __syncwarp();
-          const ark_u32* from = inputs + own_row % 2 * (SPAN / 2) + own_piece * (CODES / 2);
-#pragma unroll
-          for (int u = 0; u < UNITS; ++u) {
-#pragma unroll
-            for (int i = 0; i < PRODUCTS; ++i) {
-              const uint2 v = *reinterpret_cast<const uint2*>(from + u * 2 * CODES + 2 * i);
-              b[u][i][0] = v.x, b[u][i][1] = v.y;
-            }
-          }
           if (item + ARK_WARPS < ITEMS) gather(item + ARK_WARPS);
+        }
+        if (SCALES > 0) {
+          ark_copies_left<HELD - 1>();  // those of the later steps
+          __syncwarp();
         }
         float all[4] = {};
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
+          const auto scale = [&](int half) {
+            if constexpr (SCALES == 0) return held[h].scale[u][half];
+            const int at = own_piece, last = K / CODES - 1 - (item % PARTS * UNITS + u) * 4;
+            const int row = u * 16 + own_row + 8 * half;
+            return Reader::copied(scales + h * EACH + row * SCALES, at < last ? at : last);
+          };
+          const ark_u32 bits[2] = {scale(0), scale(1)};
           const ark_u32(&low)[4] = held[h].piece[u][0];
           const ark_u32(&high)[4] = held[h].piece[u][1];
-          const ark_u32 by[2] = {Reader::factor(held[h].scale[u][0]),
-                                 Reader::factor(held[h].scale[u][1])};
+          const ark_u32 by[2] = {Reader::factor(bits[0]), Reader::factor(bits[1])};
           float d[2][4] = {};
 #pragma unroll
-          for (int i = 0; i < PRODUCTS; ++i) {
-            ark_mma(d[i % 2], Reader::pair(low, 2 * i, by[0]), Reader::pair(high, 2 * i, by[1]),
-                    Reader::pair(low, 2 * i + 1, by[0]), Reader::pair(high, 2 * i + 1, by[1]),
-                    b[u][i][0], b[u][i][1], type);
+          for (int i = 0; i < CODES / 4; i += 2) {
+            const uint4 b = *reinterpret_cast<const uint4*>(mine + u * 2 * CODES + 2 * i);
+            const auto a = [&](const ark_u32(&piece)[4], int j, ark_u32 factor) {
+              return Reader::pair(piece, 2 * i + j, factor);
+            };
+            ark_mma(d[0], a(low, 0, by[0]), a(high, 0, by[1]), a(low, 1, by[0]), a(high, 1, by[1]),
+                    b.x, b.y, type);
+            ark_mma(d[1], a(low, 2, by[0]), a(high, 2, by[1]), a(low, 3, by[0]), a(high, 3, by[1]),
+                    b.z, b.w, type);
           }
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const float sum = d[0][e] + d[1][e];
-            all[e] = Reader::AFTER ? fmaf(sum, Reader::number(held[h].scale[u][e / 2]), all[e])
-                                   : all[e] + sum;
+            all[e] = Reader::AFTER ? fmaf(sum, Reader::number(bits[e / 2]), all[e]) : all[e] + sum;
           }
         }
         // The first two columns have the products with both numbers of each element of the input.
@@ -266,7 +331,8 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
           to[0] = fmaf(all[0] + all[1], back, to[0]);
           to[8] = fmaf(all[2] + all[3], back, to[8]);
         }
-        load_next(held[h]);
+        if (SCALES > 0) __syncwarp();  // all lanes have read the scales
+        load_next(held[h], h);
         if (++tile == tiles) tile = 0, item += ARK_WARPS;
       }
     }
@@ -282,11 +348,7 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
           sum[w] += sums[((warp * ADDED + s) * WEIGHTS + w) * CHUNK + n];
         }
       }
-      if (i != ark_tid()) {
-        const int theirs = *ark_address(experts, 0, 0, row, first_slot + s);
-        const int known = theirs < 0 || theirs >= OF ? 0 : theirs;
-        finish.ahead(row, first_slot + s, known, top + n, with);
-      }
+      if (i != ark_tid()) finish.ahead(row, first_slot + s, chosen[s], top + n, with);
       const float v = finish.term(sum, with);
       if (TOTAL > 0) totals[i] = v;
       if (TOTAL == 0) finish.store(row, first_slot, top + n, v);
