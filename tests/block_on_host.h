@@ -95,6 +95,13 @@ static unsigned __ballot_sync(unsigned, bool v) {
 }
 static int __any_sync(unsigned mask, int v) { return __ballot_sync(mask, v != 0) != 0u; }
 static int __all_sync(unsigned mask, int v) { return __ballot_sync(mask, v != 0) == 0xffffffffu; }
+static unsigned __reduce_max_sync(unsigned mask, unsigned v) {
+  for (int by = 16; by > 0; by /= 2) {
+    const unsigned other = __shfl_xor_sync(mask, v, by);
+    v = other > v ? other : v;
+  }
+  return v;
+}
 static unsigned __match_any_sync(unsigned, unsigned v) {
   struct Given {
     unsigned v, same;

@@ -47,6 +47,7 @@ template <typename T>
 static T __shfl_xor_sync(unsigned, T v, int, int = 32) {
   return v;
 }
+static unsigned __reduce_max_sync(unsigned, unsigned v) { return v; }
 static unsigned __ballot_sync(unsigned, bool v) { return v ? 1u << (threadIdx.x & 31u) : 0u; }
 static unsigned __match_any_sync(unsigned, unsigned) { return 1u << (threadIdx.x & 31u); }
 static int __all_sync(unsigned, int v) { return v; }

@@ -38,7 +38,7 @@ constexpr ark_u64 ARK_BOX_LEAVES = 0u;
 constexpr int ARK_STREAM_PAGES = 1;
 struct ArkGrowth {
   ark_u64 address, beside, length, table;
-  ark_u32 row, rows, step, part, parts, page, pitch, pages;
+  ark_u32 row, rows, step, part, parts, page, pitch, pages, window;
 };
 struct Task {
   ark_u32 growth, kind, wait_begin, wait_end;

@@ -111,6 +111,7 @@ ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a
   m = fmaxf(m, ark_shfl_xor(m, 2));
   const float keep = ark_exp2(r.top - m);
   r.top = m;
+  const bool rescaled = keep != 1.0f && r.den != 0.0f;
   r.den *= keep;
   const int head = ark_lane() / 4;
 #pragma unroll
@@ -119,7 +120,8 @@ ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a
     r.den += power;
     if (head < G) powers[(i / 2 * 8 + ark_lane() % 4 * 2 + i % 2) * G + head] = power;
   }
-  if (__any_sync(0xffffffffu, keep != 1.0f)) {
+  // Before the first positions all sums are zero.
+  if (__any_sync(0xffffffffu, rescaled)) {
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const float factor = __shfl_sync(0xffffffffu, keep, 4 * g);

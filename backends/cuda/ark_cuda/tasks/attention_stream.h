@@ -86,15 +86,16 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   ark_stages_grown(static_cast<ark_u32>(stages));
   // If one warp had all positions, its result is the task's result. Otherwise the partial results
   // of the warps that had positions are combined.
-  if (parts <= 1) {
-    if (ark_warp() != 0) return true;
-    ark_stage_part<G, D>(r, own);
+  // Both cases use the same code, because code that a task runs once is mostly loaded from memory.
+  const bool alone = parts <= 1;
+  if (alone && ark_warp() != 0) return true;
+  if (ark_warp() < parts) ark_stage_part<G, D>(r, own);
+  if (alone) {
     __syncwarp();
-    ark_staged_join<G, D, SPLITS>(c, t, s, output, 1, ark_lane(), 32);
   } else {
-    if (ark_warp() < parts) ark_stage_part<G, D>(r, own);
     ark_gathered();
-    ark_staged_join<G, D, SPLITS>(c, t, s, output, parts, ark_tid(), ARK_THREADS);
   }
+  ark_staged_join<G, D, SPLITS>(c, t, s, output, alone ? 1 : parts, alone ? ark_lane() : ark_tid(),
+                                alone ? 32 : ARK_THREADS);
   return true;
 }
