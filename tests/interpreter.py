@@ -44,8 +44,7 @@ class Interpreter:
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
             # For a single row the op also gets the new key and value as inputs and writes them to
             # the caches, which are inputs, too.
-            pages = len(node.inputs[-2].shape) == 4  # the page table follows the caches
-            caches = node.inputs[-3:-1] if pages else node.inputs[-2:]
+            caches = [t for t in node.inputs if len(t.shape) >= 3]
             targets = [node.outputs[0], *(node.outputs[1:] or [None]), *caches]
         for target, array in zip(targets, result, strict=True):
             if target is not None:

@@ -136,9 +136,8 @@ class RotaryAttributes(Attributes, frozen=True):
 
 
 class ProjectionAttributes(Attributes, frozen=True):
-    """The columns of a projection: `heads` heads of queries, then kv_heads heads of keys and
-    kv_heads heads of values. head_eps: if above 0, each head of queries and keys is normalised
-    first, and the last input has the weights of both norms.
+    """The columns of a projection: heads of queries, then kv_heads heads of keys and of values.
+    head_eps: above 0 if heads of queries and keys are normalised, with the last input as weights.
     """
 
     heads: int
@@ -175,17 +174,15 @@ class AttentionAttributes(Attributes, frozen=True):
     @property
     def plain(self) -> bool:
         """True if all attributes except the number and size of the heads and the scale have their
-        defaults, as in an ordinary decoder. Such attention over a long cache is divided into splits
-        (parts of the positions) that processors compute separately.
+        defaults. Such attention of a single row over a cache can be divided into splits (parts of
+        the positions) that processors compute separately.
         """
         usual = AttentionAttributes(heads=self.heads, head_dim=self.head_dim, scale=self.scale)
         return self == usual
 
     @property
     def split(self) -> bool:
-        """True if attention of a single row over a cache can be divided into splits (parts of the
-        positions). Unlike `plain`, attention with sinks or a window is included.
-        """
+        """Like `plain`, but True for attention with sinks or a window, too."""
         return structs.replace(self, sinks=False, window=0).plain
 
 
@@ -340,9 +337,8 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """Top-k. least: True to choose the k smallest values instead of the largest. softmax: True to
-    store the softmax of the chosen values. row_softmax: True to store their values in the softmax
-    of the whole row.
+    """Top-k. least: True to choose the k smallest values, not the largest. softmax, row_softmax:
+    True to store the chosen values' softmax, or their values in the softmax of the whole row.
     """
 
     k: int

@@ -242,9 +242,9 @@ def test_loaded_stages_give_numpys_attention(
     lengths = np.array([length], np.uint32)
     words = [halves[0].ctypes.data, halves[1].ctypes.data, lengths.ctypes.data, order.ctypes.data]
     pages = (PAGE, PAGE * row, room // PAGE) if paged else (0, 0, 0)
-    growth = np.zeros(16, np.uint32)
+    growth = np.zeros(18, np.uint32)
     growth[:8] = np.array(words, np.uint64).view(np.uint32)
-    growth[8:] = (row, room, 64, part, parts, *pages)
+    growth[8:16] = (row, room, 64, part, parts, *pages)
     ring, nbytes = slots(), np.zeros((2, SLOTS), np.uint32)
     stages = device.load(pointer(ring), first, pointer(growth), sharers, pointer(nbytes))
     seen = min(length + 1, room)
