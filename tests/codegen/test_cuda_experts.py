@@ -25,7 +25,7 @@ from tests.slow import slow
 pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend
-from ark_cuda.tasks.experts import Ahead
+from ark_cuda.tasks.experts import Ahead, OnUnits
 
 needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
@@ -76,9 +76,9 @@ def bodies(task_plan: Plan) -> list[type | None]:
 @pytest.mark.parametrize("sizes", SIZES)
 def test_experts_of_one_row_load_ahead(sizes: tuple) -> None:
     task_plan = planned(backend.machine("h200"), *sizes, bf16)
-    assert bodies(task_plan) == [Ahead, Ahead]
+    assert bodies(task_plan) == [Ahead, OnUnits]
     source = write(task_plan, machine_of(task_plan), backend.dialect("sm_90a")).source.text
-    assert source.count("ark_expert_ahead<") == 2
+    assert source.count("ark_expert_ahead<") == source.count("ark_expert_units<") == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_quantised_experts_load_ahead_unless_a_piece_has_several_factors(
     dtype = row_type(codes, 256, group, fp32 if zeros else bf16, zeros, bf16)
     assert isinstance(dtype, RowType)
     task_plan = planned(backend.machine("h200"), 256, 256, 2, dtype)
-    assert bodies(task_plan) == [Ahead if taken else None] * 2
+    assert bodies(task_plan) == [OnUnits if taken else None] * 2
 
 
 @needs_gpu
@@ -111,7 +111,7 @@ def test_experts_loaded_ahead_equal_numpy(sizes: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(0)
     with contextlib.closing(backend.open(0)) as device:
         task_plan = planned(device.machine, *sizes, bf16)
-        assert bodies(task_plan) == [Ahead, Ahead]
+        assert bodies(task_plan) == [Ahead, OnUnits]
         given: dict[str, np.ndarray] = {}
         with Executor(task_plan, backend, device) as executor:
             for name, shape in {

@@ -1,4 +1,4 @@
-"""Products with chosen experts' weights on matrix units (experts_ahead.h). The device code runs on
+"""Products with chosen experts' weights on matrix units (experts_units.h). The device code runs on
 the host: 128 threads are the lanes of four warps. Results are compared with NumPy.
 """
 
@@ -210,7 +210,7 @@ extern "C" int run(int slot, const float* x, const unsigned char* first,
       const auto finish = ark_expert_finish<1>(ahead, term, left, store);
       const Rows<const float, {case.slots if case.total else 1}, {case.columns}> input{{x}};
       const auto numbers = Rows<const int, 1, 1>{{experts}};
-      ark_expert_ahead<{constants}>(c, t, input, first, second, numbers, finish);
+      ark_expert_units<{constants}>(c, t, input, first, second, numbers, finish);
     }});
   }}
   for (auto& each : lanes) each.join();
@@ -228,8 +228,10 @@ def library(case: Case, folder: Path) -> ctypes.CDLL:
     source, built = folder / "experts.cpp", folder / "experts.so"
     pairs = inline.header("code_pairs.h")
     kept = pairs[pairs.index("// Converts unsigned or signed 4-bit codes to bf16.") :]
-    body = inline.header("experts_ahead.h")
-    body = body[body.index("// A row of K floating-point weights.") :]
+    body = inline.header("experts_units.h")
+    body = body[body.index("// Converts codes with a scale") :]
+    first = inline.header("experts_ahead.h")
+    body = first[: first.index("// Reads rows in pieces")] + body
     source.write_text(HOST + rows + kept + finish + body + call(case))
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", built], check=True)

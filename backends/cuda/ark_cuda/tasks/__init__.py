@@ -43,6 +43,7 @@ BODIES: tuple[Body, ...] = (
     matmul.MmaTiles(),
     exact.ExactTiles(),
     experts.Ahead(),
+    experts.OnUnits(),
     grouped.Groups(),
     moves.Moves(),
     row_norm.RowStream(),

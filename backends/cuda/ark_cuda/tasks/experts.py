@@ -1,10 +1,11 @@
 """Products of input rows with the weights of chosen experts, in the variant `roles`. The experts
 are known only when the task runs, so their weights do not pass through the ring of stages. Each
-warp loads the weights of its next rows to registers while matrix units multiply the current ones.
+warp loads the weights of its next rows to registers while it multiplies the current ones.
 
-Serves weights whose values have 16 bits: bf16, fp16, and quantised weights without zero points of
-which all codes in 16 bytes share a scale. The vendor-independent body computes all other cases.
-Called through the dialect.
+OnUnits serves weights whose values have 16 bits: bf16, fp16, and quantised weights without zero
+points of which all codes in 16 bytes share a scale. Ahead serves bf16 and fp16 if a task has one
+expert; whole rows are read faster than the columns into which OnUnits cuts them. The
+vendor-independent body computes all other cases. Called through the dialect.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.expert_epilogue import MAX_SLOTS, constants, declared, weight_operands
-from ark.tasks.experts import HEADERS, outputs_of_task, share_of
+from ark.tasks.experts import HEADERS, MAX_TOTAL_RESULTS, outputs_of_task, share_of
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
@@ -26,11 +27,14 @@ PIECE_BYTES = 16
 PIECES = 4  # lanes that load neighbouring pieces of one row; a unit is their columns
 MAX_UNITS = 3  # the most units that a warp multiplies in a step; registers hold them
 TILE_ROWS = 16  # rows of weights that matrix units multiply at once
-# Steps whose weights a warp holds: with one unit, and with more. ARK_EXPERTS_HELD has the same values.
+# Steps whose weights a warp holds, with one unit and with more: ARK_UNITS_HELD of the header.
 STEPS_HELD = (3, 2)
 MIN_COPY_BYTES = 4  # bytes of the smallest copy to shared memory
 VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
+# The most pieces of weights (16 bytes, 4 registers) that a lane of Ahead holds for one step along k.
+# Beside them it holds as many for the next step, which are loaded meanwhile.
+MAX_HELD_PIECES = 6
 
 
 class _Cut(NamedTuple):
@@ -102,32 +106,40 @@ def _cut(sig: Signature, machine: Machine) -> _Cut:
     return best
 
 
-class Ahead(Body):
-    """Multiplies input rows by chosen experts' weights, which a warp loads some steps ahead."""
+def _each(sig: Signature) -> int:
+    """The number of pieces of a row that a lane multiplies."""
+    return -(-sig.operands[1].shape[2] // (_codes(sig) * WARP_LANES))
+
+
+def _fits(sig: Signature, machine: Machine) -> bool:
+    """True if one of the bodies here may serve the signature."""
+    first, of = share_of(sig)
+    given = sig.operands[0]
+    return (
+        inline.leads(machine)
+        and machine.lanes == WARP_LANES
+        and first == 0
+        and of == sig.operands[1].shape[0]
+        and all(sig.operands[i].aligned for i in weight_operands(sig))
+        and _codes(sig) > 0
+        and given.dtype == "fp32"
+        and given.strides[-1] == 1
+        and all(stride % 2 == 0 for stride in given.strides[:-1])
+    )
+
+
+class OnUnits(Body):
+    """Multiplies an input row by chosen experts' weights on matrix units."""
 
     kind = "expert_linear"
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
-        first, of = share_of(sig)
-        whole = first == 0 and of == sig.operands[1].shape[0]
-        aligned = all(sig.operands[i].aligned for i in weight_operands(sig))
-        given = sig.operands[0]
-        return (
-            inline.leads(machine)
-            and machine.lanes == WARP_LANES
-            and whole
-            and aligned
-            and _codes(sig) > 0
-            and given.dtype == "fp32"
-            and given.strides[-1] == 1
-            and all(stride % 2 == 0 for stride in given.strides[:-1])
-            and _cut(sig, machine).chunk > 0
-        )
+        return _fits(sig, machine) and _cut(sig, machine).chunk > 0
 
     def headers(self, machine: Machine) -> tuple[str, ...]:
         names = ("float_pairs.h", "linear_codes.h", "code_pairs.h", "mma.h", "row_tiles.h")
-        own = (*map(inline.header, names), *HEADERS, inline.header("experts_ahead.h"))
-        return (HEADER, *own)
+        own = map(inline.header, ("experts_ahead.h", "experts_units.h"))
+        return (HEADER, *map(inline.header, names), *HEADERS, *own)
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return _bytes(sig, machine, _cut(sig, machine))
@@ -143,5 +155,35 @@ class Ahead(Body):
         x, experts = (text.given(sig, i) for i in (0, 2))
         given = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
         cut = _cut(sig, machine)
-        call = text.called("ark_expert_ahead", (*sizes, *cut), (x, *given, experts, "finish"))
+        call = text.called("ark_expert_units", (*sizes, *cut), (x, *given, experts, "finish"))
+        return text.function(name, f"{declared(sig)}  {call};\n")
+
+
+class Ahead(Body):
+    """Multiplies an input row by an expert's weights, which a warp loads one step ahead."""
+
+    kind = "expert_linear"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        plain = not isinstance(by_name(sig.operands[1].dtype), RowType)
+        alone = plain and not constants(sig)[1]
+        return alone and _fits(sig, machine) and self.scratch(sig, machine) <= machine.task_bytes
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return (HEADER, *HEADERS, inline.header("experts_ahead.h"))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        """Bytes of shared memory for an input row and the number of the expert."""
+        return 4 * (_each(sig) * WARP_LANES * _codes(sig) + MAX_TOTAL_RESULTS + MAX_SLOTS)
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
+        weights, total = constants(sig)
+        outputs = 1 if weights > 1 else 2
+        parts = -(-_each(sig) // (MAX_HELD_PIECES // (weights * outputs)))
+        row = f"ArkFloatRow<{weight.ctype}, {weight.shape[2]}>"
+        sizes = (row, weight.shape[1], slots, share_of(sig)[1], weights, total, outputs, parts)
+        x, experts = (text.given(sig, i) for i in (0, 2))
+        given = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
+        call = text.called("ark_expert_ahead", sizes, (x, *given, experts, "finish"))
         return text.function(name, f"{declared(sig)}  {call};\n")

@@ -1,27 +1,6 @@
-// Products of one input row with the weights of chosen experts, in the variant `roles`. Matrix
-// units multiply: 16 rows of weights are one operand, and the input is the other. An element of the
-// input is the sum of two 16-bit numbers, which are two columns of that operand, so that rounding
-// it loses almost nothing. Weights are converted to 16 bits in registers. The warps divide the
-// columns of the weights among themselves, and each warp multiplies all rows of a task. A warp
-// keeps the weights of its next rows in registers while it multiplies the current ones, so that
-// memory is busy all the time. experts.py describes operands and tasks.
-
-// // Copies SIZE bytes (4, 8 or 16) to shared memory while the warp goes on. ark_copies_group ends
-// a group of copies; ark_copies_left waits until at most GROUPS of this lane's groups are under
-// way.
-template <int SIZE>
-ARK_DEVICE void ark_copy_some(unsigned char* to, const unsigned char* from) {
-  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
-  if constexpr (SIZE > 0) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(SIZE)
-                 : "memory");
-  }
-}
-ARK_DEVICE void ark_copies_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int GROUPS>
-ARK_DEVICE void ark_copies_left() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
-}
+// Products of input rows with the weights of chosen experts, in the variant `roles`. A warp keeps
+// the weights of its next rows in registers while it multiplies the current ones, so that memory is
+// busy all the time. experts.py describes operands and tasks.
 
 // A row of K floating-point weights.
 template <typename T, int K>
@@ -29,339 +8,172 @@ struct ArkFloatRow {
   T v[K];
 };
 
-// Converts codes with a scale to pairs of values of type V. The values are smaller than code times
-// scale by the factor BACK, so that every scale of MXFP4 up to 2^64 is in the range of V.
-template <typename V, class C>
-struct ArkScaledCodes {
-  static constexpr float BACK = 1.0f;
-  ARK_DEVICE ark_u32 factor(float scale) {
-    return ark_pack_pair(static_cast<V*>(nullptr), scale, scale);
-  }
-  ARK_DEVICE ark_u32 pair(ark_u32 word, int j, ark_u32 factor) {
-    const V* type = nullptr;
-    const ark_u32 codes = ark_code_pair_as(type, static_cast<const C*>(nullptr), word, j);
-    return ark_both_fma(type, codes, factor, 0x80008000u);
-  }
-};
-// Exponent and mantissa of a code are moved to those of a bf16, which gives a number that is too
-// small by a factor of 2^126. The multiplication by the scale corrects this, up to BACK.
-template <>
-struct ArkScaledCodes<ark_bf16, ark_fp4> {
-  static constexpr float BACK = 18446744073709551616.0f;  // 2^64
-  ARK_DEVICE ark_u32 factor(float scale) {
-    const float by = scale * 4611686018427387904.0f;  // 2^62
-    return ark_pack_pair(static_cast<ark_bf16*>(nullptr), by, by);
-  }
-  ARK_DEVICE ark_u32 pair(ark_u32 word, int j, ark_u32 factor) {
-    const ark_u32 codes = word >> 4 * j;
-    const ark_u32 floats = (codes & 0x00070007u) << 6 | (codes & 0x00080008u) << 12;
-    return ark_both_fma(static_cast<const ark_bf16*>(nullptr), floats, factor, 0x80008000u);
-  }
-};
-
-// Reads rows in pieces of 16 bytes, of CODES weights each. V: the type of the values. AFTER: true
-// if four neighbouring pieces have one scale, so that their sums are scaled. scale(row, piece): the
-// bits of a piece's scale; number(scale): its value. SCALES: the bytes of four neighbouring pieces'
-// scales if these are copied to shared memory ahead of the task's steps, otherwise 0; scales(row,
-// unit): where they are; copied(all, piece): one of them. pair(piece, j, factor): values 2 j and 2
-// j + 1 of a piece; factor(scale): what this function needs of the scale.
-template <class ROW, typename V>
+// Reads rows in pieces of 16 bytes, of CODES weights each. scale(row, piece): the factor of a
+// piece. four(piece, i): the weights 4 i to 4 i + 3 of a piece, before they are scaled.
+template <class ROW>
 struct ArkExpertRow;
-template <typename V, int K>
-struct ArkExpertRow<ArkFloatRow<V, K>, V> {
-  static constexpr int COLUMNS = K, CODES = 8, SCALES = 0;
-  static constexpr bool AFTER = false;
-  static constexpr float BACK = 1.0f;
-  ARK_DEVICE ark_u32 scale(const unsigned char*, int) { return 0u; }
-  ARK_DEVICE ark_u32 copied(const unsigned char*, int) { return 0u; }
-  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int) { return row; }
-  ARK_DEVICE float number(ark_u32) { return 1.0f; }
-  ARK_DEVICE ark_u32 factor(ark_u32) { return 0u; }
-  ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32) { return piece[j]; }
+template <typename T, int K>
+struct ArkExpertRow<ArkFloatRow<T, K>> {
+  static constexpr int COLUMNS = K, CODES = 8;
+  ARK_DEVICE float scale(const ArkFloatRow<T, K>&, int) { return 1.0f; }
+  ARK_DEVICE float4 four(const ark_u32 (&piece)[4], int i) {
+    const T* type = nullptr;
+    const float2 low = ark_pair(type, piece[2 * i]), high = ark_pair(type, piece[2 * i + 1]);
+    return float4{low.x, low.y, high.x, high.y};
+  }
 };
-template <class C, int K, int GROUP, class S, typename V>
-struct ArkExpertRow<ArkRow<C, K, GROUP, S, false>, V> {
-  typedef ArkRow<C, K, GROUP, S, false> Row;
-  typedef ArkScaledCodes<V, C> Codes;
-
-  static constexpr int COLUMNS = K, CODES = 128 / ARK_CODE_BITS<C>;
-  static constexpr int PAIRS = 16 / ARK_CODE_BITS<C>;  // of a word
-  static constexpr bool AFTER = GROUP == K || GROUP % (4 * CODES) == 0;
-  static constexpr float BACK = AFTER ? 1.0f : Codes::BACK;
-  static constexpr int ALL = 4 * CODES / GROUP * static_cast<int>(sizeof(S));
-  static constexpr int SCALES = AFTER || ALL < 4 || Row::SCALES_AT % ALL != 0 ? 0 : ALL;
-  static_assert(K % CODES == 0 && GROUP % CODES == 0, "a piece has one scale");
-  ARK_DEVICE ark_u32 scale(const unsigned char* row, int piece) {
-    const S* from = reinterpret_cast<const S*>(row + Row::SCALES_AT) + piece * CODES / GROUP;
-    if constexpr (sizeof(S) == 2) return __ldcs(reinterpret_cast<const unsigned short*>(from));
-    if constexpr (sizeof(S) == 4) return __ldcs(reinterpret_cast<const ark_u32*>(from));
-  }
-  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int unit) {
-    return row + Row::SCALES_AT + unit * SCALES;
-  }
-  ARK_DEVICE ark_u32 copied(const unsigned char* all, int piece) {
-    const unsigned char* from = all + piece * CODES / GROUP * static_cast<int>(sizeof(S));
-    if constexpr (sizeof(S) == 2) return *reinterpret_cast<const unsigned short*>(from);
-    if constexpr (sizeof(S) == 4) return *reinterpret_cast<const ark_u32*>(from);
-  }
-  ARK_DEVICE float number(ark_u32 scale) {
-    const unsigned short half = static_cast<unsigned short>(scale);
-    if constexpr (sizeof(S) == 2) return ark_get(reinterpret_cast<const S*>(&half), 0);
-    if constexpr (sizeof(S) == 4) return ark_bits_float(scale);
-  }
-  ARK_DEVICE ark_u32 factor(ark_u32 scale) { return AFTER ? 0u : Codes::factor(number(scale)); }
-  ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32 factor) {
-    const ark_u32 word = piece[j / PAIRS];
-    const V* type = nullptr;
-    if constexpr (AFTER) {
-      return ark_code_pair_as(type, static_cast<const C*>(nullptr), word, j % PAIRS);
-    } else {
-      return Codes::pair(word, j % PAIRS, factor);
-    }
+// The order of an input row in shared memory. A lane multiplies pieces `lane`, `lane` + 32, and so
+// on. Elements that the lanes read at once are neighbours. pair(s): the first of the two elements
+// at positions 2 s and 2 s + 1; from K on there are zeros.
+template <class READER>
+struct ArkExpertOrder {
+  static constexpr int CODES = READER::CODES, FOURS = CODES / 4;
+  static constexpr int EACH = (READER::COLUMNS / CODES + ARK_LANES - 1) / ARK_LANES;
+  static constexpr int SIZE = EACH * ARK_LANES * CODES;
+  ARK_DEVICE int pair(int s) {
+    const int four = s / 2, lane = four % ARK_LANES, i = four / ARK_LANES % FOURS;
+    return (four / ARK_LANES / FOURS * ARK_LANES + lane) * CODES + i * 4 + s % 2 * 2;
   }
 };
 
-// The weights of one step of a warp, UNITS pieces per lane of each of two rows (`lane` / 4, and the
-// eighth row after it), and their scales.
-template <int UNITS>
+// Copies the input row of a slot (one of the row's chosen experts) to shared memory.
+template <class ORDER, int K, bool SLOTS, class X>
+ARK_DEVICE void ark_expert_row(ArkCtx& c, int row, int slot, const X& x, float* xs) {
+  constexpr int N = (ORDER::SIZE / 2 + ARK_THREADS - 1) / ARK_THREADS;
+  const auto* from = SLOTS ? ark_address(x, 0, row, slot, 0) : ark_address(x, 0, 0, row, 0);
+  const int me = ark_tid();
+  float v[2 * N];
+  const auto place = [&](int n) { return me + n * ARK_THREADS; };
+  const auto there = [&](int n) { return ORDER::pair(place(n)) < K; };
+  const auto at = [&](int n) { return from + ORDER::pair(place(n)); };
+  ark_load_pairs<N>(c, from, there, at, v, X::system);
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    if (place(n) >= ORDER::SIZE / 2) continue;
+    *reinterpret_cast<float2*>(xs + 2 * place(n)) = float2{v[2 * n], v[2 * n + 1]};
+  }
+}
+
+// The weights of one step of a warp: HELD pieces per lane of each of RUNS rows, their factors, and
+// the operands of the epilogue.
+template <int RUNS, int HELD, int OUT, int EXTRA>
 struct ArkExpertStep {
-  ark_u32 piece[UNITS][2][4], scale[UNITS][2];
+  ark_u32 piece[RUNS][HELD][4];
+  float scale[RUNS][HELD], with[OUT][EXTRA], left[OUT];
 };
 
-// True if numbers of type V need a common factor because their range is small.
-template <typename V>
-constexpr bool ARK_NEEDS_FACTOR = true;
-template <>
-inline constexpr bool ARK_NEEDS_FACTOR<ark_bf16> = false;
-
-// The input's SPAN elements of a warp's part of the columns. `load` loads this lane's pairs, and
-// `store` stores them to shared memory as two 16-bit numbers each: all first numbers, then all
-// second ones. fp16 numbers are scaled by a power of two; `store` returns its inverse.
-template <int SPAN, int K, typename V>
-struct ArkExpertInput {
-  static constexpr int PAIRS = (SPAN + 63) / 64;
-  float v[2 * PAIRS];
-  template <class P>
-  ARK_DEVICE_MEMBER void load(ArkCtx& c, const P* from, int column, bool system) {
-    const auto place = [&](int n) { return 2 * (n * ARK_LANES + ark_lane()); };
-    const auto there = [&](int n) { return place(n) < SPAN && column + place(n) < K; };
-    const auto at = [&](int n) { return from + column + place(n); };
-    ark_load_pairs<PAIRS>(c, from, there, at, v, system);
-  }
-  ARK_DEVICE_MEMBER float store(ark_u32* to) const {
-    float by = 1.0f, back = 1.0f;
-    if constexpr (ARK_NEEDS_FACTOR<V>) {
-      float most = 0.0f;
-#pragma unroll
-      for (int i = 0; i < 2 * PAIRS; ++i) most = fmaxf(most, fabsf(v[i]));
-      by = ark_block_factor(ark_warp_max(most), back);
-    }
-#pragma unroll
-    for (int n = 0; n < PAIRS; ++n) {
-      const int place = n * ARK_LANES + ark_lane();
-      const float a = v[2 * n] * by, b = v[2 * n + 1] * by;
-      const ark_u32 high = ark_pack_pair(static_cast<V*>(nullptr), a, b);
-      const float2 known = ark_pair(static_cast<const V*>(nullptr), high);
-      if (place >= SPAN / 2) continue;
-      to[place] = high;
-      to[SPAN / 2 + place] = ark_pack_pair(static_cast<V*>(nullptr), a - known.x, b - known.y);
-    }
-    return back;
-  }
-};
-
-// // The steps whose weights a warp holds.
-template <int UNITS>
-constexpr int ARK_EXPERTS_HELD = UNITS > 1 ? 2 : 3;
-
-// Like ark_expert_products of experts.h. An item is SPAN (UNITS times four pieces) columns of the
-// weights of one slot. The warps take items in turn, and a step of a warp is 16 rows of its item.
-// Each warp adds up its items' products in shared memory; then threads add the sums of all warps
-// and apply the epilogue. CHUNK: the number of outputs whose sums shared memory holds at once.
-template <class ROW, typename V, int N, bool SLOTS, int OF, int WEIGHTS, int TOTAL, int UNITS,
-          int CHUNK, class X, class E, class F>
+// Like ark_expert_products of experts.h. A step of a warp is OUT outputs of one slot, whose rows
+// are cut into PARTS parts.
+template <class ROW, int N, bool SLOTS, int OF, int WEIGHTS, int TOTAL, int OUT, int PARTS, class X,
+          class E, class F>
 ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigned char* first,
                                  const unsigned char* second, E experts, const F& finish) {
-  typedef ArkExpertRow<ROW, V> Reader;
-  constexpr int K = Reader::COLUMNS, CODES = Reader::CODES, SPAN = UNITS * 4 * CODES;
-  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, ROWS = CHUNK * WEIGHTS,
-                HELD = ARK_EXPERTS_HELD<UNITS>;
-  constexpr int PARTS = (K + SPAN - 1) / SPAN, ITEMS = ADDED * PARTS;
-  typedef ArkExpertStep<UNITS> Step;
-  static_assert(static_cast<ark_i64>(N) * sizeof(ROW) < 1ll << 31, "offsets have 32 bits");
-  const V* type = nullptr;
-  const int row = t.coord[0], begin = t.coord[2], end = t.coord[3];
-  const int lane = ark_lane(), own_row = lane / 4, own_piece = lane % 4;
+  typedef ArkExpertRow<ROW> Reader;
+  typedef ArkExpertOrder<Reader> Order;
+  constexpr int K = Reader::COLUMNS, CODES = Reader::CODES, PIECES = K / CODES;
+  constexpr int HELD = (Order::EACH + PARTS - 1) / PARTS, RUNS = OUT * WEIGHTS;
+  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1;
+  typedef ArkExpertStep<RUNS, HELD, OUT, F::EXTRA> Step;
+  float* xs = reinterpret_cast<float*>(ARK_SCRATCH(c));
+  float* totals = xs + Order::SIZE;
+  int* chosen = reinterpret_cast<int*>(totals + ARK_EXPERT_TOTALS);
+  const int row = t.coord[0], begin = t.coord[2], end = t.coord[3], lane = ark_lane();
   const int first_slot = TOTAL > 0 ? 0 : t.coord[1];
-  ark_u32* inputs = reinterpret_cast<ark_u32*>(ARK_SCRATCH(c)) + ark_warp() * SPAN;
-  float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ARK_WARPS * SPAN;
-  float* own = sums + ark_warp() * (ADDED * ROWS);
-  float* totals = sums + ARK_WARPS * ADDED * ROWS;
-  int* chosen = reinterpret_cast<int*>(totals + (TOTAL > 0 ? ADDED * CHUNK : 0));
-  // The numbers of the slots' experts. All warps store the same numbers.
-  if (lane < ADDED) {
-    int expert = *ark_address(experts, 0, 0, row, first_slot + lane);
+  if (ark_tid() < ADDED) {
+    int expert = *ark_address(experts, 0, 0, row, first_slot + ark_tid());
     if (expert < 0 || expert >= OF) {
-      if (ark_warp() == 0) {
-        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
-      }
+      ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
       expert = 0;
     }
-    chosen[lane] = expert;
+    chosen[ark_tid()] = expert;
   }
-  // For each step that a warp holds and each of its 16 rows: SCALES bytes for each unit.
-  constexpr int SCALES = Reader::SCALES, EACH = UNITS * 16 * SCALES;
-  unsigned char* scales = reinterpret_cast<unsigned char*>(chosen + 8) + ark_warp() * HELD * EACH;
-  __syncwarp();
-  for (int top = begin; top < end; top += CHUNK) {
-    const int count = top + CHUNK < end ? CHUNK : end - top;
-    const int tiles = (count + 15) / 16 * WEIGHTS;
-    const auto load = [&](Step& to, int h, int item, int tile) {
-      const unsigned char* rows = (tile % WEIGHTS > 0 ? second : first) +
-                                  chosen[item / PARTS] * static_cast<ark_i64>(N * sizeof(ROW));
-      const int low = top + tile / WEIGHTS * 16 + own_row;
-      // ptxas would keep scales that are loaded ahead in local memory, and a store waits for its
-      // load.
-      if (SCALES > 0 && lane < 16) {
-        const int own = low - own_row + lane < end ? low - own_row + lane : end - 1;
-        const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
+  if (!SLOTS) ark_expert_row<Order, K, SLOTS>(c, row, first_slot, x, xs);
+  ark_sync();
+  const int rounds = (end - begin + OUT * ARK_WARPS - 1) / (OUT * ARK_WARPS);
+  const int steps = ADDED * rounds * PARTS;
+  const auto slot_of = [&](int s) { return s / (rounds * PARTS); };
+  const auto output = [&](int s) {
+    return begin + (s / PARTS % rounds * ARK_WARPS + ark_warp()) * OUT;
+  };
+  const auto load = [&](Step& to, int s) {
+    const int expert = chosen[slot_of(s)], part = s % PARTS;
 #pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-          ark_copy_some<SCALES>(scales + h * EACH + (u * 16 + lane) * SCALES,
-                                Reader::scales(from, item % PARTS * UNITS + u));
-        }
-      }
+    for (int o = 0; o < OUT; ++o) {
+      const int i = output(s) + o;
+      const bool within = i < end;
+      const ark_i64 at = static_cast<ark_i64>(expert) * N + (within ? i : begin);
 #pragma unroll
-      for (int u = 0; u < UNITS; ++u) {
-        // Behind the last piece the input is zero, so any weights may be loaded.
-        const int at = (item % PARTS * UNITS + u) * 4 + own_piece;
-        const int p = K % SPAN == 0 || at < K / CODES ? at : K / CODES - 1;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int own = low + 8 * half < end ? low + 8 * half : end - 1;
-          const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
-          const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from) + p);
-          ark_u32(&piece)[4] = to.piece[u][half];
-          piece[0] = v.x, piece[1] = v.y, piece[2] = v.z, piece[3] = v.w;
-          if (SCALES == 0) to.scale[u][half] = Reader::scale(from, p);
-        }
-      }
-    };
-    ArkExpertInput<SPAN, K, V> input;
-    const auto gather = [&](int item) {
-      const int slot = first_slot + item / PARTS;
-      const auto* from = SLOTS ? ark_address(x, 0, row, slot, 0) : ark_address(x, 0, 0, row, 0);
-      input.load(c, from, item % PARTS * SPAN, X::system);
-    };
-    Step held[HELD];
-    int item = ark_warp(), tile = 0, next_item = item, next_tile = 0;
-    const auto load_next = [&](Step& to, int h) {
-      if (next_item < ITEMS) {
-        load(to, h, next_item, next_tile);
-        if (++next_tile == tiles) next_tile = 0, next_item += ARK_WARPS;
-      }
-      if (SCALES > 0) ark_copies_group();
-    };
-#pragma unroll
-    for (int h = 0; h < HELD; ++h) load_next(held[h], h);
-    // The numbers that the epilogue of this thread's first output needs are loaded meanwhile.
-    const int output = ark_tid() % CHUNK, slot = ark_tid() / CHUNK;
-
-    float with[F::EXTRA], left = 0.0f;
-    if (slot < ADDED && output < count) {
-      finish.ahead(row, first_slot + slot, chosen[slot], top + output, with);
-    }
-    if (TOTAL > 0 && ark_tid() < count) left = finish.left(row, top + ark_tid());
-    if (item < ITEMS) gather(item);
-    for (int i = lane; i < ADDED * ROWS; i += ARK_LANES) own[i] = 0.0f;
-    __syncwarp();
-    // Where the input's elements for this lane's pieces are: columns 0 and 1 of the operand are the
-    // first and the second numbers, and the other columns are not used.
-    const ark_u32* mine = inputs + own_row % 2 * (SPAN / 2) + own_piece * (CODES / 2);
-    float back = 1.0f;
-    while (item < ITEMS) {
-#pragma unroll
-      for (int h = 0; h < HELD; ++h) {
-        if (item >= ITEMS) break;
-        if (tile == 0) {
-          __syncwarp();  // all lanes have read the previous item's input
-          back = input.store(inputs) * Reader::BACK;
-          __syncwarp();
-          if (item + ARK_WARPS < ITEMS) gather(item + ARK_WARPS);
-        }
-        if (SCALES > 0) {
-          ark_copies_left<HELD - 1>();  // those of the later steps
-          __syncwarp();
-        }
-        float all[4] = {};
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-          const auto scale = [&](int half) {
-            if constexpr (SCALES == 0) return held[h].scale[u][half];
-            const int at = own_piece, last = K / CODES - 1 - (item % PARTS * UNITS + u) * 4;
-            const int row = u * 16 + own_row + 8 * half;
-            return Reader::copied(scales + h * EACH + row * SCALES, at < last ? at : last);
-          };
-          const ark_u32 bits[2] = {scale(0), scale(1)};
-          const ark_u32(&low)[4] = held[h].piece[u][0];
-          const ark_u32(&high)[4] = held[h].piece[u][1];
-          const ark_u32 by[2] = {Reader::factor(bits[0]), Reader::factor(bits[1])};
-          float d[2][4] = {};
-#pragma unroll
-          for (int i = 0; i < CODES / 4; i += 2) {
-            const uint4 b = *reinterpret_cast<const uint4*>(mine + u * 2 * CODES + 2 * i);
-            const auto a = [&](const ark_u32(&piece)[4], int j, ark_u32 factor) {
-              return Reader::pair(piece, 2 * i + j, factor);
-            };
-            ark_mma(d[0], a(low, 0, by[0]), a(high, 0, by[1]), a(low, 1, by[0]), a(high, 1, by[1]),
-                    b.x, b.y, type);
-            ark_mma(d[1], a(low, 2, by[0]), a(high, 2, by[1]), a(low, 3, by[0]), a(high, 3, by[1]),
-                    b.z, b.w, type);
-          }
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const float sum = d[0][e] + d[1][e];
-            all[e] = Reader::AFTER ? fmaf(sum, Reader::number(bits[e / 2]), all[e]) : all[e] + sum;
-          }
-        }
-        // The first two columns have the products with both numbers of each element of the input.
-        if (own_piece == 0) {
-          float* to = own + (item / PARTS * WEIGHTS + tile % WEIGHTS) * CHUNK +
-                      tile / WEIGHTS * 16 + own_row;
-          to[0] = fmaf(all[0] + all[1], back, to[0]);
-          to[8] = fmaf(all[2] + all[3], back, to[8]);
-        }
-        if (SCALES > 0) __syncwarp();  // all lanes have read the scales
-        load_next(held[h], h);
-        if (++tile == tiles) tile = 0, item += ARK_WARPS;
-      }
-    }
-    ark_sync();
-    for (int i = ark_tid(); i < ADDED * CHUNK; i += ARK_THREADS) {
-      const int n = i % CHUNK, s = i / CHUNK;
-      if (n >= count) continue;
-      float sum[WEIGHTS];
       for (int w = 0; w < WEIGHTS; ++w) {
-        sum[w] = 0.0f;
+        const ROW& from = reinterpret_cast<const ROW*>(w > 0 ? second : first)[at];
 #pragma unroll
-        for (int warp = 0; warp < ARK_WARPS; ++warp) {
-          sum[w] += sums[((warp * ADDED + s) * WEIGHTS + w) * CHUNK + n];
+        for (int h = 0; h < HELD; ++h) {
+          const int p = (part * HELD + h) * ARK_LANES + lane;
+          const bool some = within && p < PIECES;
+          const uint4 v = some ? __ldcs(reinterpret_cast<const uint4*>(&from) + p) : uint4{};
+          ark_u32(&piece)[4] = to.piece[o * WEIGHTS + w][h];
+          piece[0] = v.x, piece[1] = v.y, piece[2] = v.z, piece[3] = v.w;
+          to.scale[o * WEIGHTS + w][h] = some ? Reader::scale(from, p) : 0.0f;
         }
       }
-      if (i != ark_tid()) finish.ahead(row, first_slot + s, chosen[s], top + n, with);
-      const float v = finish.term(sum, with);
-      if (TOTAL > 0) totals[i] = v;
-      if (TOTAL == 0) finish.store(row, first_slot, top + n, v);
-    }
-    if (TOTAL > 0) {
-      ark_sync();
-      for (int n = ark_tid(); n < count; n += ARK_THREADS) {
-        float v = 0.0f;
-        for (int s = 0; s < ADDED; ++s) v += totals[s * CHUNK + n];
-        if (n != ark_tid()) left = finish.left(row, top + n);
-        finish.store(row, 0, top + n, v + left);
+      to.left[o] = 0.0f;
+      if (part == PARTS - 1 && within && lane == 0) {
+        finish.ahead(row, first_slot + slot_of(s), expert, i, to.with[o]);
+        if (TOTAL > 0 && slot_of(s) == ADDED - 1) to.left[o] = finish.left(row, i);
       }
     }
-    if (top + CHUNK < end) ark_sync();  // the next chunk's sums take the same memory
+  };
+  float sums[RUNS] = {};
+  const auto multiply = [&](const Step& step, int s) {
+    const int part = s % PARTS;
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) {
+      const int p = (part * HELD + h) * ARK_LANES;
+      if (p >= Order::EACH * ARK_LANES) break;
+      const float4* own = reinterpret_cast<const float4*>(xs) + p * Order::FOURS + lane;
+      float sum[RUNS] = {};
+#pragma unroll
+      for (int i = 0; i < Order::FOURS; ++i) {
+        const float4 v = own[i * ARK_LANES];
+#pragma unroll
+        for (int r = 0; r < RUNS; ++r) {
+          const float4 w = Reader::four(step.piece[r][h], i);
+          sum[r] = fmaf(w.w, v.w, fmaf(w.z, v.z, fmaf(w.y, v.y, fmaf(w.x, v.x, sum[r]))));
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < RUNS; ++r) sums[r] = fmaf(sum[r], step.scale[r][h], sums[r]);
+    }
+    if (part < PARTS - 1) return;
+    const int slot = slot_of(s);
+#pragma unroll
+    for (int o = 0; o < OUT; ++o) {
+      float all[WEIGHTS];
+#pragma unroll
+      for (int w = 0; w < WEIGHTS; ++w) {
+        all[w] = ark_warp_sum(sums[o * WEIGHTS + w]);
+        sums[o * WEIGHTS + w] = 0.0f;
+      }
+      const int i = output(s) + o;
+      if (lane != 0 || i >= end) continue;
+      float v = finish.term(all, step.with[o]);
+      if (TOTAL > 0) {
+        if (slot > 0) v += totals[i - begin];
+        totals[i - begin] = v;
+      }
+      if (TOTAL == 0) finish.store(row, first_slot, i, v);
+      if (TOTAL > 0 && slot == ADDED - 1) finish.store(row, 0, i, v + step.left[o]);
+    }
+  };
+  Step now, next;
+  load(now, 0);
+  for (int s = 0; s < steps; ++s) {
+    if (s + 1 < steps) load(next, s + 1);
+    if (SLOTS && (s == 0 || slot_of(s) != slot_of(s - 1))) {
+      if (s > 0) ark_sync();  // all warps have read the previous slot's input
+      ark_expert_row<Order, K, SLOTS>(c, row, first_slot + slot_of(s), x, xs);
+      ark_sync();
+    }
+    multiply(now, s);
+    now = next;
   }
 }

@@ -1,0 +1,360 @@
+// Products of one input row with the weights of chosen experts, in the variant `roles`. Matrix
+// units multiply: 16 rows of weights are one operand, and the input is the other. An element of the
+// input is the sum of two 16-bit numbers, which are two columns of that operand, so that rounding
+// it loses almost nothing. Weights are converted to 16 bits in registers. The warps divide the
+// columns of the weights among themselves, and each warp multiplies all rows of a task. A warp
+// keeps the weights of its next rows in registers while it multiplies the current ones, so that
+// memory is busy all the time. experts.py describes operands and tasks.
+
+// // Copies SIZE bytes (4, 8 or 16) to shared memory while the warp goes on. ark_copies_group ends
+// a group of copies; ark_copies_left waits until at most GROUPS of this lane's groups are under
+// way.
+template <int SIZE>
+ARK_DEVICE void ark_copy_some(unsigned char* to, const unsigned char* from) {
+  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
+  if constexpr (SIZE > 0) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(SIZE)
+                 : "memory");
+  }
+}
+ARK_DEVICE void ark_copies_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int GROUPS>
+ARK_DEVICE void ark_copies_left() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+// Converts codes with a scale to pairs of values of type V. The values are smaller than code times
+// scale by the factor BACK, so that every scale of MXFP4 up to 2^64 is in the range of V.
+template <typename V, class C>
+struct ArkScaledCodes {
+  static constexpr float BACK = 1.0f;
+  ARK_DEVICE ark_u32 factor(float scale) {
+    return ark_pack_pair(static_cast<V*>(nullptr), scale, scale);
+  }
+  ARK_DEVICE ark_u32 pair(ark_u32 word, int j, ark_u32 factor) {
+    const V* type = nullptr;
+    const ark_u32 codes = ark_code_pair_as(type, static_cast<const C*>(nullptr), word, j);
+    return ark_both_fma(type, codes, factor, 0x80008000u);
+  }
+};
+// Exponent and mantissa of a code are moved to those of a bf16, which gives a number that is too
+// small by a factor of 2^126. The multiplication by the scale corrects this, up to BACK.
+template <>
+struct ArkScaledCodes<ark_bf16, ark_fp4> {
+  static constexpr float BACK = 18446744073709551616.0f;  // 2^64
+  ARK_DEVICE ark_u32 factor(float scale) {
+    const float by = scale * 4611686018427387904.0f;  // 2^62
+    return ark_pack_pair(static_cast<ark_bf16*>(nullptr), by, by);
+  }
+  ARK_DEVICE ark_u32 pair(ark_u32 word, int j, ark_u32 factor) {
+    const ark_u32 codes = word >> 4 * j;
+    const ark_u32 floats = (codes & 0x00070007u) << 6 | (codes & 0x00080008u) << 12;
+    return ark_both_fma(static_cast<const ark_bf16*>(nullptr), floats, factor, 0x80008000u);
+  }
+};
+
+// Reads rows in pieces of 16 bytes, of CODES weights each. V: the type of the values. AFTER: true
+// if four neighbouring pieces have one scale, so that their sums are scaled. scale(row, piece): the
+// bits of a piece's scale; number(scale): its value. SCALES: the bytes of four neighbouring pieces'
+// scales if these are copied to shared memory ahead of the task's steps, otherwise 0; scales(row,
+// unit): where they are; copied(all, piece): one of them. pair(piece, j, factor): values 2 j and 2
+// j + 1 of a piece; factor(scale): what this function needs of the scale.
+template <class ROW, typename V>
+struct ArkUnitsRow;
+template <typename V, int K>
+struct ArkUnitsRow<ArkFloatRow<V, K>, V> {
+  static constexpr int COLUMNS = K, CODES = 8, SCALES = 0;
+  static constexpr bool AFTER = false;
+  static constexpr float BACK = 1.0f;
+  ARK_DEVICE ark_u32 scale(const unsigned char*, int) { return 0u; }
+  ARK_DEVICE ark_u32 copied(const unsigned char*, int) { return 0u; }
+  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int) { return row; }
+  ARK_DEVICE float number(ark_u32) { return 1.0f; }
+  ARK_DEVICE ark_u32 factor(ark_u32) { return 0u; }
+  ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32) { return piece[j]; }
+};
+template <class C, int K, int GROUP, class S, typename V>
+struct ArkUnitsRow<ArkRow<C, K, GROUP, S, false>, V> {
+  typedef ArkRow<C, K, GROUP, S, false> Row;
+  typedef ArkScaledCodes<V, C> Codes;
+
+  static constexpr int COLUMNS = K, CODES = 128 / ARK_CODE_BITS<C>;
+  static constexpr int PAIRS = 16 / ARK_CODE_BITS<C>;  // of a word
+  static constexpr bool AFTER = GROUP == K || GROUP % (4 * CODES) == 0;
+  static constexpr float BACK = AFTER ? 1.0f : Codes::BACK;
+  static constexpr int ALL = 4 * CODES / GROUP * static_cast<int>(sizeof(S));
+  static constexpr int SCALES = AFTER || ALL < 4 || Row::SCALES_AT % ALL != 0 ? 0 : ALL;
+  static_assert(K % CODES == 0 && GROUP % CODES == 0, "a piece has one scale");
+  ARK_DEVICE ark_u32 scale(const unsigned char* row, int piece) {
+    const S* from = reinterpret_cast<const S*>(row + Row::SCALES_AT) + piece * CODES / GROUP;
+    if constexpr (sizeof(S) == 2) return __ldcs(reinterpret_cast<const unsigned short*>(from));
+    if constexpr (sizeof(S) == 4) return __ldcs(reinterpret_cast<const ark_u32*>(from));
+  }
+  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int unit) {
+    return row + Row::SCALES_AT + unit * SCALES;
+  }
+  ARK_DEVICE ark_u32 copied(const unsigned char* all, int piece) {
+    const unsigned char* from = all + piece * CODES / GROUP * static_cast<int>(sizeof(S));
+    if constexpr (sizeof(S) == 2) return *reinterpret_cast<const unsigned short*>(from);
+    if constexpr (sizeof(S) == 4) return *reinterpret_cast<const ark_u32*>(from);
+  }
+  ARK_DEVICE float number(ark_u32 scale) {
+    const unsigned short half = static_cast<unsigned short>(scale);
+    if constexpr (sizeof(S) == 2) return ark_get(reinterpret_cast<const S*>(&half), 0);
+    if constexpr (sizeof(S) == 4) return ark_bits_float(scale);
+  }
+  ARK_DEVICE ark_u32 factor(ark_u32 scale) { return AFTER ? 0u : Codes::factor(number(scale)); }
+  ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32 factor) {
+    const ark_u32 word = piece[j / PAIRS];
+    const V* type = nullptr;
+    if constexpr (AFTER) {
+      return ark_code_pair_as(type, static_cast<const C*>(nullptr), word, j % PAIRS);
+    } else {
+      return Codes::pair(word, j % PAIRS, factor);
+    }
+  }
+};
+
+// The weights of one step of a warp, UNITS pieces per lane of each of two rows (`lane` / 4, and the
+// eighth row after it), and their scales.
+template <int UNITS>
+struct ArkUnitsStep {
+  ark_u32 piece[UNITS][2][4], scale[UNITS][2];
+};
+
+// True if numbers of type V need a common factor because their range is small.
+template <typename V>
+constexpr bool ARK_NEEDS_FACTOR = true;
+template <>
+inline constexpr bool ARK_NEEDS_FACTOR<ark_bf16> = false;
+
+// The input's SPAN elements of a warp's part of the columns. `load` loads this lane's pairs, and
+// `store` stores them to shared memory as two 16-bit numbers each: all first numbers, then all
+// second ones. fp16 numbers are scaled by a power of two; `store` returns its inverse.
+template <int SPAN, int K, typename V>
+struct ArkUnitsInput {
+  static constexpr int PAIRS = (SPAN + 63) / 64;
+  float v[2 * PAIRS];
+  template <class P>
+  ARK_DEVICE_MEMBER void load(ArkCtx& c, const P* from, int column, bool system) {
+    const auto place = [&](int n) { return 2 * (n * ARK_LANES + ark_lane()); };
+    const auto there = [&](int n) { return place(n) < SPAN && column + place(n) < K; };
+    const auto at = [&](int n) { return from + column + place(n); };
+    ark_load_pairs<PAIRS>(c, from, there, at, v, system);
+  }
+  ARK_DEVICE_MEMBER float store(ark_u32* to) const {
+    float by = 1.0f, back = 1.0f;
+    if constexpr (ARK_NEEDS_FACTOR<V>) {
+      float most = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 2 * PAIRS; ++i) most = fmaxf(most, fabsf(v[i]));
+      by = ark_block_factor(ark_warp_max(most), back);
+    }
+#pragma unroll
+    for (int n = 0; n < PAIRS; ++n) {
+      const int place = n * ARK_LANES + ark_lane();
+      const float a = v[2 * n] * by, b = v[2 * n + 1] * by;
+      const ark_u32 high = ark_pack_pair(static_cast<V*>(nullptr), a, b);
+      const float2 known = ark_pair(static_cast<const V*>(nullptr), high);
+      if (place >= SPAN / 2) continue;
+      to[place] = high;
+      to[SPAN / 2 + place] = ark_pack_pair(static_cast<V*>(nullptr), a - known.x, b - known.y);
+    }
+    return back;
+  }
+};
+
+// // The steps whose weights a warp holds.
+template <int UNITS>
+constexpr int ARK_UNITS_HELD = UNITS > 1 ? 2 : 3;
+
+// Like ark_expert_products of experts.h. An item is SPAN (UNITS times four pieces) columns of the
+// weights of one slot. The warps take items in turn, and a step of a warp is 16 rows of its item.
+// Each warp adds up its items' products in shared memory; then threads add the sums of all warps
+// and apply the epilogue. CHUNK: the number of outputs whose sums shared memory holds at once.
+template <class ROW, typename V, int N, bool SLOTS, int OF, int WEIGHTS, int TOTAL, int UNITS,
+          int CHUNK, class X, class E, class F>
+ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigned char* first,
+                                 const unsigned char* second, E experts, const F& finish) {
+  typedef ArkUnitsRow<ROW, V> Reader;
+  constexpr int K = Reader::COLUMNS, CODES = Reader::CODES, SPAN = UNITS * 4 * CODES;
+  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, ROWS = CHUNK * WEIGHTS, HELD = ARK_UNITS_HELD<UNITS>;
+  constexpr int PARTS = (K + SPAN - 1) / SPAN, ITEMS = ADDED * PARTS;
+  typedef ArkUnitsStep<UNITS> Step;
+  static_assert(static_cast<ark_i64>(N) * sizeof(ROW) < 1ll << 31, "offsets have 32 bits");
+  const V* type = nullptr;
+  const int row = t.coord[0], begin = t.coord[2], end = t.coord[3];
+  const int lane = ark_lane(), own_row = lane / 4, own_piece = lane % 4;
+  const int first_slot = TOTAL > 0 ? 0 : t.coord[1];
+  ark_u32* inputs = reinterpret_cast<ark_u32*>(ARK_SCRATCH(c)) + ark_warp() * SPAN;
+  float* sums = reinterpret_cast<float*>(ARK_SCRATCH(c)) + ARK_WARPS * SPAN;
+  float* own = sums + ark_warp() * (ADDED * ROWS);
+  float* totals = sums + ARK_WARPS * ADDED * ROWS;
+  int* chosen = reinterpret_cast<int*>(totals + (TOTAL > 0 ? ADDED * CHUNK : 0));
+  // The numbers of the slots' experts. All warps store the same numbers.
+  if (lane < ADDED) {
+    int expert = *ark_address(experts, 0, 0, row, first_slot + lane);
+    if (expert < 0 || expert >= OF) {
+      if (ark_warp() == 0) {
+        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
+      }
+      expert = 0;
+    }
+    chosen[lane] = expert;
+  }
+  // For each step that a warp holds and each of its 16 rows: SCALES bytes for each unit.
+  constexpr int SCALES = Reader::SCALES, EACH = UNITS * 16 * SCALES;
+  unsigned char* scales = reinterpret_cast<unsigned char*>(chosen + 8) + ark_warp() * HELD * EACH;
+  __syncwarp();
+  for (int top = begin; top < end; top += CHUNK) {
+    const int count = top + CHUNK < end ? CHUNK : end - top;
+    const int tiles = (count + 15) / 16 * WEIGHTS;
+    const auto load = [&](Step& to, int h, int item, int tile) {
+      const unsigned char* rows = (tile % WEIGHTS > 0 ? second : first) +
+                                  chosen[item / PARTS] * static_cast<ark_i64>(N * sizeof(ROW));
+      const int low = top + tile / WEIGHTS * 16 + own_row;
+      // ptxas would keep scales that are loaded ahead in local memory, and a store waits for its
+      // load.
+      if (SCALES > 0 && lane < 16) {
+        const int own = low - own_row + lane < end ? low - own_row + lane : end - 1;
+        const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+          ark_copy_some<SCALES>(scales + h * EACH + (u * 16 + lane) * SCALES,
+                                Reader::scales(from, item % PARTS * UNITS + u));
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < UNITS; ++u) {
+        // Behind the last piece the input is zero, so any weights may be loaded.
+        const int at = (item % PARTS * UNITS + u) * 4 + own_piece;
+        const int p = K % SPAN == 0 || at < K / CODES ? at : K / CODES - 1;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int own = low + 8 * half < end ? low + 8 * half : end - 1;
+          const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
+          const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from) + p);
+          ark_u32(&piece)[4] = to.piece[u][half];
+          piece[0] = v.x, piece[1] = v.y, piece[2] = v.z, piece[3] = v.w;
+          if (SCALES == 0) to.scale[u][half] = Reader::scale(from, p);
+        }
+      }
+    };
+    ArkUnitsInput<SPAN, K, V> input;
+    const auto gather = [&](int item) {
+      const int slot = first_slot + item / PARTS;
+      const auto* from = SLOTS ? ark_address(x, 0, row, slot, 0) : ark_address(x, 0, 0, row, 0);
+      input.load(c, from, item % PARTS * SPAN, X::system);
+    };
+    Step held[HELD];
+    int item = ark_warp(), tile = 0, next_item = item, next_tile = 0;
+    const auto load_next = [&](Step& to, int h) {
+      if (next_item < ITEMS) {
+        load(to, h, next_item, next_tile);
+        if (++next_tile == tiles) next_tile = 0, next_item += ARK_WARPS;
+      }
+      if (SCALES > 0) ark_copies_group();
+    };
+#pragma unroll
+    for (int h = 0; h < HELD; ++h) load_next(held[h], h);
+    // The numbers that the epilogue of this thread's first output needs are loaded meanwhile.
+    const int output = ark_tid() % CHUNK, slot = ark_tid() / CHUNK;
+
+    float with[F::EXTRA], left = 0.0f;
+    if (slot < ADDED && output < count) {
+      finish.ahead(row, first_slot + slot, chosen[slot], top + output, with);
+    }
+    if (TOTAL > 0 && ark_tid() < count) left = finish.left(row, top + ark_tid());
+    if (item < ITEMS) gather(item);
+    for (int i = lane; i < ADDED * ROWS; i += ARK_LANES) own[i] = 0.0f;
+    __syncwarp();
+    // Where the input's elements for this lane's pieces are: columns 0 and 1 of the operand are the
+    // first and the second numbers, and the other columns are not used.
+    const ark_u32* mine = inputs + own_row % 2 * (SPAN / 2) + own_piece * (CODES / 2);
+    float back = 1.0f;
+    while (item < ITEMS) {
+#pragma unroll
+      for (int h = 0; h < HELD; ++h) {
+        if (item >= ITEMS) break;
+        if (tile == 0) {
+          __syncwarp();  // all lanes have read the previous item's input
+          back = input.store(inputs) * Reader::BACK;
+          __syncwarp();
+          if (item + ARK_WARPS < ITEMS) gather(item + ARK_WARPS);
+        }
+        if (SCALES > 0) {
+          ark_copies_left<HELD - 1>();  // those of the later steps
+          __syncwarp();
+        }
+        float all[4] = {};
+#pragma unroll
+        for (int u = 0; u < UNITS; ++u) {
+          const auto scale = [&](int half) {
+            if constexpr (SCALES == 0) return held[h].scale[u][half];
+            const int at = own_piece, last = K / CODES - 1 - (item % PARTS * UNITS + u) * 4;
+            const int row = u * 16 + own_row + 8 * half;
+            return Reader::copied(scales + h * EACH + row * SCALES, at < last ? at : last);
+          };
+          const ark_u32 bits[2] = {scale(0), scale(1)};
+          const ark_u32(&low)[4] = held[h].piece[u][0];
+          const ark_u32(&high)[4] = held[h].piece[u][1];
+          const ark_u32 by[2] = {Reader::factor(bits[0]), Reader::factor(bits[1])};
+          float d[2][4] = {};
+#pragma unroll
+          for (int i = 0; i < CODES / 4; i += 2) {
+            const uint4 b = *reinterpret_cast<const uint4*>(mine + u * 2 * CODES + 2 * i);
+            const auto a = [&](const ark_u32(&piece)[4], int j, ark_u32 factor) {
+              return Reader::pair(piece, 2 * i + j, factor);
+            };
+            ark_mma(d[0], a(low, 0, by[0]), a(high, 0, by[1]), a(low, 1, by[0]), a(high, 1, by[1]),
+                    b.x, b.y, type);
+            ark_mma(d[1], a(low, 2, by[0]), a(high, 2, by[1]), a(low, 3, by[0]), a(high, 3, by[1]),
+                    b.z, b.w, type);
+          }
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float sum = d[0][e] + d[1][e];
+            all[e] = Reader::AFTER ? fmaf(sum, Reader::number(bits[e / 2]), all[e]) : all[e] + sum;
+          }
+        }
+        // The first two columns have the products with both numbers of each element of the input.
+        if (own_piece == 0) {
+          float* to = own + (item / PARTS * WEIGHTS + tile % WEIGHTS) * CHUNK +
+                      tile / WEIGHTS * 16 + own_row;
+          to[0] = fmaf(all[0] + all[1], back, to[0]);
+          to[8] = fmaf(all[2] + all[3], back, to[8]);
+        }
+        if (SCALES > 0) __syncwarp();  // all lanes have read the scales
+        load_next(held[h], h);
+        if (++tile == tiles) tile = 0, item += ARK_WARPS;
+      }
+    }
+    ark_sync();
+    for (int i = ark_tid(); i < ADDED * CHUNK; i += ARK_THREADS) {
+      const int n = i % CHUNK, s = i / CHUNK;
+      if (n >= count) continue;
+      float sum[WEIGHTS];
+      for (int w = 0; w < WEIGHTS; ++w) {
+        sum[w] = 0.0f;
+#pragma unroll
+        for (int warp = 0; warp < ARK_WARPS; ++warp) {
+          sum[w] += sums[((warp * ADDED + s) * WEIGHTS + w) * CHUNK + n];
+        }
+      }
+      if (i != ark_tid()) finish.ahead(row, first_slot + s, chosen[s], top + n, with);
+      const float v = finish.term(sum, with);
+      if (TOTAL > 0) totals[i] = v;
+      if (TOTAL == 0) finish.store(row, first_slot, top + n, v);
+    }
+    if (TOTAL > 0) {
+      ark_sync();
+      for (int n = ark_tid(); n < count; n += ARK_THREADS) {
+        float v = 0.0f;
+        for (int s = 0; s < ADDED; ++s) v += totals[s * CHUNK + n];
+        if (n != ark_tid()) left = finish.left(row, top + n);
+        finish.store(row, 0, top + n, v + left);
+      }
+    }
+    if (top + CHUNK < end) ark_sync();  // the next chunk's sums take the same memory
+  }
+}
