@@ -32,7 +32,7 @@ STEPS_HELD = (3, 2)
 MIN_COPY_BYTES = 4  # bytes of the smallest copy to shared memory
 VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
-# The most pieces of weights (16 bytes, 4 registers) that a lane of Ahead holds for one step along k.
+# The most pieces of weights (16 bytes, 4 registers) that a lane of Ahead holds for a step along k.
 # Beside them it holds as many for the next step, which are loaded meanwhile.
 MAX_HELD_PIECES = 6
 
