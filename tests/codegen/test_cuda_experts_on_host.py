@@ -37,7 +37,8 @@ typedef int64_t ark_i64;
 constexpr int ARK_WARPS = 4, ARK_LANES = 32, ARK_THREADS = 128;
 struct alignas(16) uint4 { ark_u32 x, y, z, w; };
 struct uint2 { ark_u32 x, y; };
-struct float2 { float x, y; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct ark_bf16 { uint16_t bits; };
 struct ark_f16 { uint16_t bits; };
 struct ark_int4 {};
@@ -64,6 +65,15 @@ static int __shfl_sync(unsigned, int v, int from) {
   return shown[ark_warp()][from];
 }
 static float ark_warp_max(float v) { return v; }
+static float ark_warp_sum(float v) {
+  static float each[ARK_WARPS][32];
+  __syncwarp();
+  each[ark_warp()][ark_lane()] = v;
+  __syncwarp();
+  v = 0.0f;
+  for (int i = 0; i < 32; ++i) v += each[ark_warp()][i];
+  return v;
+}
 static float ark_block_factor(float, float& back) { return back = 1.0f; }
 static ark_u32 rounded(float v) {
   const ark_u32 bits = ark_float_bits(v);
@@ -176,14 +186,21 @@ CASES = {
 }
 
 
-def call(case: Case) -> str:
-    """The C++ text of a function that runs the task."""
+def call(case: Case, rows_alone: bool) -> str:
+    """The C++ text of a function that runs the task. rows_alone: whether warps read whole rows of
+    one expert (experts_ahead.h).
+    """
     row = case.dtype.storage
     if not isinstance(case.dtype, RowType):
         row = f"ArkFloatRow<ark_bf16, {case.columns}>"
     total = case.slots if case.total else 0
     sizes = (row, "ark_bf16", case.rows, "true" if case.total else "false", EXPERTS)
     constants = ", ".join(map(str, (*sizes, case.weights, total, case.units, case.chunk)))
+    body = "ark_expert_units"
+    if rows_alone:
+        parts = (case.rows, "false", EXPERTS, case.weights, 3 - case.weights, case.units)
+        constants = ", ".join(map(str, ("ark_bf16", case.columns, *parts)))
+        body = "ark_expert_ahead"
     value = "sum[0] * (1.0f + sum[1])" if case.weights == 2 else "sum[0]"
     return f"""
 extern "C" int run(int slot, const float* x, const unsigned char* first,
@@ -210,7 +227,7 @@ extern "C" int run(int slot, const float* x, const unsigned char* first,
       const auto finish = ark_expert_finish<1>(ahead, term, left, store);
       const Rows<const float, {case.slots if case.total else 1}, {case.columns}> input{{x}};
       const auto numbers = Rows<const int, 1, 1>{{experts}};
-      ark_expert_units<{constants}>(c, t, input, first, second, numbers, finish);
+      {body}<{constants}>(c, t, input, first, second, numbers, finish);
     }});
   }}
   for (auto& each : lanes) each.join();
@@ -219,7 +236,7 @@ extern "C" int run(int slot, const float* x, const unsigned char* first,
 """
 
 
-def library(case: Case, folder: Path) -> ctypes.CDLL:
+def library(case: Case, folder: Path, rows_alone: bool = False) -> ctypes.CDLL:
     rows = HEADER[: HEADER.index("// The number of codes that a lane reads")]
     experts = text.header("experts.h")
     finish = experts[
@@ -230,9 +247,8 @@ def library(case: Case, folder: Path) -> ctypes.CDLL:
     kept = pairs[pairs.index("// Converts unsigned or signed 4-bit codes to bf16.") :]
     body = inline.header("experts_units.h")
     body = body[body.index("// Converts codes with a scale") :]
-    first = inline.header("experts_ahead.h")
-    body = first[: first.index("// Reads rows in pieces")] + body
-    source.write_text(HOST + rows + kept + finish + body + call(case))
+    body = inline.header("experts_ahead.h") + body
+    source.write_text(HOST + rows + kept + finish + body + call(case, rows_alone))
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", built], check=True)
     return ctypes.CDLL(str(built))
@@ -251,10 +267,16 @@ def weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     return data, row_values(dtype, data).reshape(shape).astype(np.float64)
 
 
-@pytest.mark.parametrize("name", CASES)
+ROWS = {
+    "bf16-gate-rows": Case(bf16, 80, 520, 3, 16, 67, 2, 2, 0, False),
+    "bf16-rows": Case(bf16, 40, 96, 2, 3, 40, 1, 1, 0, False),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *ROWS])
 def test_products_with_chosen_experts_equal_numpy(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    run, rng = library(case, tmp_path).run, np.random.default_rng(len(name))
+    case = CASES.get(name) or ROWS[name]
+    run, rng = library(case, tmp_path, name in ROWS).run, np.random.default_rng(len(name))
     slots, columns = case.slots, case.columns
     x = rng.standard_normal((slots if case.total else 1, columns)).astype(np.float32)
     (first, one), (second, two) = weights(case, rng), weights(case, rng)

@@ -19,7 +19,7 @@ from ark.machine import Machine
 from ark.plan.kind import Signature
 from ark.tasks import text
 from ark.tasks.expert_epilogue import MAX_SLOTS, constants, declared, weight_operands
-from ark.tasks.experts import HEADERS, MAX_TOTAL_RESULTS, outputs_of_task, share_of
+from ark.tasks.experts import HEADERS, outputs_of_task, share_of
 from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
@@ -173,16 +173,16 @@ class Ahead(Body):
         return (HEADER, *HEADERS, inline.header("experts_ahead.h"))
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        """Bytes of shared memory for an input row and the number of the expert."""
-        return 4 * (_each(sig) * WARP_LANES * _codes(sig) + MAX_TOTAL_RESULTS + MAX_SLOTS)
+        """Bytes of shared memory for an input row."""
+        return 4 * _each(sig) * WARP_LANES * _codes(sig)
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
-        weights, total = constants(sig)
+        weights = constants(sig)[0]
         outputs = 1 if weights > 1 else 2
         parts = -(-_each(sig) // (MAX_HELD_PIECES // (weights * outputs)))
-        row = f"ArkFloatRow<{weight.ctype}, {weight.shape[2]}>"
-        sizes = (row, weight.shape[1], slots, share_of(sig)[1], weights, total, outputs, parts)
+        row = (weight.ctype, weight.shape[2], weight.shape[1])
+        sizes = (*row, slots, share_of(sig)[1], weights, outputs, parts)
         x, experts = (text.given(sig, i) for i in (0, 2))
         given = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
         call = text.called("ark_expert_ahead", sizes, (x, *given, experts, "finish"))
