@@ -8,8 +8,8 @@ operands: input, [weight, [bias]], output; only layernorm has a bias. A rounded_
 the output's type before it multiplies by the weight.
 
 coord: first index of dimensions 0 to 2. If possible, a warp or the block holds a row in registers.
-A longer row is held in shared memory, and a row that does not fit there is read several times.
-row_norm.h has the device code.
+Of a longer row the block holds as much as it can and reads the rest several times. Rows that cannot
+be read in vectors are held in shared memory. row_norm.h has the device code.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ BATCH_ELEMENTS = 16  # elements of several short rows that a thread holds at onc
 # More rows would need registers for their addresses and sums that a model's other device functions
 # take.
 MANY_REGISTERS, MAX_ELEMENTS_AT_ONCE, MOST_ROWS = 200, 64, 4
+# The most bytes of a long row that a thread keeps in registers, if it has MANY_REGISTERS of them or
+# fewer.
+MAX_LONG_ROW_BYTES, MAX_LONG_ROW_BYTES_IN_FEW_REGISTERS = 320, 64
 # Rows are claimed at run time only if elements have at most this many bytes, because some backends
 # load rows of wider elements by hardware copies.
 MAX_CLAIMED_ITEMSIZE = 2
@@ -288,7 +291,23 @@ class RowNorm(TaskKind):
         """True if a row that exceeds the registers fits into shared memory."""
         columns = sig.operands[-1].shape[-1]
         room = machine.task_bytes // 2
-        return self._held(sig, machine) is None and 4 * columns <= room
+        return self._layout(sig, machine) is None and 4 * columns <= room
+
+    def _layout(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
+        """The layout of rows in registers: as `_held` or, for rows of which registers hold a part,
+        the elements of a vector, the vectors that a thread keeps, 0 and the whole block.
+        """
+        held, columns = self._held(sig, machine), sig.operands[-1].shape[-1]
+        if held is not None:
+            return _for_task(held, sig.read(RowNormParams).rows, machine)
+        vector = vector_elements((sig.operands[0], sig.operands[-1]), columns)
+        if vector == 1 or not machine.cooperative:
+            return None
+        many = machine.variant.registers(COMPUTE) >= MANY_REGISTERS
+        most = MAX_LONG_ROW_BYTES if many else MAX_LONG_ROW_BYTES_IN_FEW_REGISTERS
+        each = -(-columns // (vector * machine.lanes * machine.warps))
+        kept = min(each, most // (vector * sig.operands[0].itemsize))
+        return vector, kept, 0, machine.warps, machine.lanes
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
         """The layout of rows in registers, as a tuple: elements of a vector, vectors of a row
@@ -328,16 +347,13 @@ class RowNorm(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         no_packets(name, sig, machine)
         op, definition = row_op(name, sig)
-        held = self._held(sig, machine)
-        if held is not None:
-            held = _for_task(held, sig.read(RowNormParams).rows, machine)
         constants = (
             op,
             *row_constants(sig),
             MAX_VECTOR_SUMS if not machine.cooperative else 1,
             self._kept(sig, machine),
             folds(machine),
-            *(held or (0, 0, 0, 0, 0)),
+            *(self._layout(sig, machine) or (0, 0, 0, 0, 0)),
         )
         addresses = text.addresses(sig, range(len(sig.operands)))
         return definition + text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))
