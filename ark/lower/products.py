@@ -19,6 +19,7 @@ from ark.lower.merge import merge
 from ark.lower.registry import get
 from ark.machine import Machine
 from ark.tasks.matmul_params import MatmulParams, WindowParams
+from ark.tasks.matmul_windows import in_parts
 
 # Types of nodes that fuse a product with a collective before or after it.
 SUM, SHARE, GATHER = "matmul_all_reduce", "matmul_reduce_scatter", "all_gather_matmul"
@@ -66,6 +67,15 @@ class Product:
     def dtypes(self) -> list[str]:
         """The names of both operands' element types."""
         return [t.dtype.name for t in self.node.inputs[:2]]
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """The tensors, without an image whose windows are the left operand and of which box copies
+        can load parts of k.
+        """
+        windows, image = self.params.windows, self.node.inputs[0]
+        left = windows is not None and in_parts(windows, image.shape, image.dtype.itemsize)
+        return self.tensors[1:] if left else self.tensors
 
     @property
     def params(self) -> MatmulParams:

@@ -236,24 +236,26 @@ class _Windows(PartialParams, frozen=True):
 
 
 class _Product(PartialParams, frozen=True):
-    """The parameter of matrix products that states their accuracy (tf32), which the cost model
-    reads.
+    """The parameters of matrix products that the cost model reads: their accuracy (tf32), and the
+    convolution windows that are an operand.
     """
 
     tf32: bool = False
+    windows: Any = None
 
 
 def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     """Bytes per microsecond that one processor loads from the last-level cache while `active`
     processors load. The rate is higher if box copies (TMA) load tiles of few rows or columns,
-    because a stage of the ring then holds several steps of the inner loop.
+    because a stage of the ring then holds several steps of the inner loop. It is not for windows of
+    convolutions, of which each step takes a copy of its own.
     """
     costs = machine.costs
     usual = min(costs.processor_rate, costs.cache_rate / active)
     if sig.kind != "matmul" or machine.variant.name != "matrix" or costs.boxes is None:
         return usual
-    narrow = 2 * BOX_ROW_BYTES * sum(sig.read(TiledParams).tile) <= costs.boxes.small_stage
-    return costs.boxes.small_load_rate if narrow else usual
+    small = 2 * BOX_ROW_BYTES * sum(sig.read(TiledParams).tile) <= costs.boxes.small_stage
+    return costs.boxes.small_load_rate if small and not sig.read(_Product).windows else usual
 
 
 def few_rate(machine: Machine, exact: bool) -> float:
@@ -287,15 +289,19 @@ def operations(sig: Signature, machine: Machine) -> float:
             if MIN_FEW_ROWS <= narrow <= MAX_FEW_ROWS
             else costs.scalar_rate
         )
-    units = machine.tflops * 1e6 / machine.processors
+    units, most = machine.tflops * 1e6 / machine.processors, math.inf
+    if boxed and sig.kind == "matmul" and costs.boxes is not None and sig.read(_Product).windows:
+        # Each step along k takes at least the time of a copy of windows.
+        step = BOX_ROW_BYTES // sig.operands[0].itemsize * math.prod(sig.read(TiledParams).tile)
+        most = 2 * step / costs.boxes.least_step_us
     if several and sig.operands[0].dtype == "fp32":
         if not exact:
-            return units / 2
+            return min(units / 2, most)
         alone = boxed and sig.kind == "matmul"  # fp32 tiles always use the machine's first variant
         if alone and costs.boxes:
             return costs.boxes.plain_rate
         return costs.exact_rate / (1.0 + (0.0 if _aligned(sig) else costs.unaligned_share))
-    return 2 * units if sig.operands[0].itemsize == 1 else units
+    return 2 * units if sig.operands[0].itemsize == 1 else min(units, most)
 
 
 def _convolved(sig: Signature, machine: Machine, boxes: BoxCosts) -> float:

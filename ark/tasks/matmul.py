@@ -325,7 +325,7 @@ def _check_splits(sig: Signature, k: int) -> None:
         and out.shape[0] == splits
         and out.dtype == sums_of(sig)
         and params.expr is None
-        and max(len(sig.operands[i].shape) for i in (0, 1)) == 2,
+        and max(len(side_shape(sig, i)) for i in (0, 1)) == 2,
         f"{splits} parts of k need an output of {splits} matrices of sums, got {list(out.shape)}",
     )
     need(

@@ -125,10 +125,19 @@ def check(sig: Signature) -> None:
         math.prod(weight.shape[:-2]) == 1, "a convolution as a product needs a single weight matrix"
     )
     plain = (params.gated, params.heads, params.kv_heads, params.head_dim)
+    need(not any(plain), "a product of windows cannot be gated or rotated")
     need(
-        not any(plain) and params.splits == 1,
-        "a product of windows cannot be gated, rotated or split along k",
+        params.splits == 1 or in_parts(p, source.shape, source.itemsize),
+        "a product of windows can be split along k only if the windows are its left operand and "
+        f"pixels are multiples of {BOX_ROW_BYTES} bytes",
     )
+
+
+def in_parts(p: WindowParams, source: Sequence[int], itemsize: int) -> bool:
+    """True if k may be divided into parts: all windows are one matrix, and a box copy loads
+    channels of one pixel. source: the shape of the image.
+    """
+    return p.side == 0 and source[-1] * itemsize % BOX_ROW_BYTES == 0
 
 
 def touched(

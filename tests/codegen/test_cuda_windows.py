@@ -55,6 +55,7 @@ SHAPES: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ((2, 64, 64, 64), (64, 64, 7, 7), {"stride": 2, "padding": 3}),
     ((2, 192, 48, 48), (200, 192, 3, 3), {"padding": ((0, 2), (1, 0))}),
     ((16, 256, 7, 7), (256, 256, 3, 3), {"padding": 1}),
+    ((3, 320, 9, 8), (256, 320, 3, 3), {"padding": 1}),
     *FEW_CHANNELS,
 ]
 
@@ -208,6 +209,25 @@ def test_both_halves_compile(
     assert "ark_window_load" in source.text
     assert "serialized" not in binary.log
     assert " 0 bytes spill stores" in binary.log
+
+
+@pytest.mark.parametrize("dtype", [ark.bf16, ark.fp32], ids=str)
+def test_convolutions_of_few_pixels_are_divided_along_k(dtype: Any) -> None:
+    """A convolution whose result has few tiles gives each processor a part of the windows. If
+    pixels are not a multiple of 128 bytes, a part could begin inside of one, so there are none.
+    """
+    x, w = (2, 320, 8, 8), (1280, 320, 3, 3)
+    window_plan = planned("h200", x, w, dtype, BOXED, tf32=dtype == ark.fp32, padding=1)
+    kinds = [op.kind for op in window_plan.ops if op.kind != "transpose"]
+    assert kinds == ["matmul", "elementwise"]
+    (product,) = (op for op in window_plan.ops if op.kind == "matmul")
+    assert product.params["splits"] > 1 and product.params["windows"]["side"] == 0
+    machine = machine_of(window_plan)
+    source = write(window_plan, machine, backend.dialect(machine.arch)).source
+    binary = kept.binary(backend, source, Target(machine.arch, machine.threads))
+    assert " 0 bytes spill stores" in binary.log
+    odd = planned("h200", (2, 328, 8, 8), (1280, 328, 3, 3), ark.bf16, BOXED, padding=1)
+    assert [op.params.get("splits", 1) for op in odd.ops if op.kind == "matmul"] == [1]
 
 
 def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:

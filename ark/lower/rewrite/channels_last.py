@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph
 from ark.ir.values import Tensor
+from ark.lower.cuts import box_costs, divides_windows
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.turned_images import TurnedImages
-from ark.plan.types import BOX_ALIGNMENT_BYTES
+from ark.lower.work_times import TRANSPOSED_TRAFFIC_FACTOR
+from ark.machine import Machine
+from ark.machine.capability import Capability
+from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES
 
 
 def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
@@ -39,7 +43,7 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
         chosen = {n: dataclasses.replace(c, few=False) for n, c in chosen.items() if c.padded}
     if not chosen:
         return graph
-    writer = _Convolutions(graph, kept, chosen.values())
+    writer = _Convolutions(graph, kept, chosen.values(), machine)
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
     for node in graph.nodes:
         node = writer.renamed(node)
@@ -62,6 +66,16 @@ def _plane(key: str, values: Sequence[int]) -> list[int]:
 class _Convolutions(TurnedImages):
     """Builds the nodes of a graph whose convolutions have channels last."""
 
+    def __init__(
+        self,
+        graph: Graph,
+        kept: frozenset[int],
+        chosen: Collection[Convolution],
+        machine: Machine,
+    ) -> None:
+        super().__init__(graph, kept, chosen)
+        self.machine = machine
+
     def convolution(self, one: Convolution) -> None:
         """Adds a convolution to the new graph: a transpose of its image, unless an earlier node has
         transposed it, and the product.
@@ -77,18 +91,35 @@ class _Convolutions(TurnedImages):
             return
         flat, table = sides
         (outputs, depth), n, places = flat.shape, out.shape[0], out.shape[-1]
-        if not wanted and places * out.dtype.itemsize % BOX_ALIGNMENT_BYTES == 0:
+        whole_rows = places * out.dtype.itemsize % BOX_ALIGNMENT_BYTES == 0
+        if not wanted and whole_rows and not self._divides(one, flat):
             inputs = (
                 self.view(flat, [1, 1, outputs, depth]),
                 self.view(table, [n, 1, places, depth]),
             )
             self.keep(self.product(product, inputs, out))
             return
-        # The result is stored with channels last if the ops that read it need this layout, or if
-        # its rows with channels first would be unaligned.
+        # The result is stored with channels last if the ops that read it need this layout, if its
+        # rows with channels first would be unaligned, or if k is divided into parts.
         between = self.result(out, f"{product.name}.places")
         self.nodes.append(self.product(product, (table, flat), between))
         self.turn_back(product, between, out)
+
+    def _divides(self, one: Convolution, weight: Tensor) -> bool:
+        """True if the convolution's product with the windows as its left operand, whose k may be
+        divided into parts, is predicted to save more time than it takes to transpose its result.
+        """
+        out, machine = one.product.outputs[0], self.machine
+        size, (outputs, depth) = out.dtype.itemsize, weight.shape
+        channels = depth // math.prod(one.numbers["size"])
+        boxes = machine.has(Capability.WINDOW_BOXES) and channels * size % BOX_ROW_BYTES == 0
+        if one.windows is None or not boxes:
+            return False
+        n, places = out.shape[0], out.shape[-1]
+        turned = TRANSPOSED_TRAFFIC_FACTOR * out.nbytes / box_costs(machine).laid_rate
+        turned += machine.costs.signal_us
+        shape, flat = (n, 1, outputs, places), (1, 1, n * places, outputs)
+        return divides_windows(shape, depth, size, machine, flat, turned)
 
     def _sides(self, one: Convolution) -> tuple[Tensor, Tensor] | None:
         """Both operands of a convolution's product, with channels last: the weights as (outputs,

@@ -25,6 +25,7 @@ from ark.lower.cuts import (
     choose_cut,
     choose_tile,
     deals_matrices,
+    divides_windows,
     fastest,
     is_exact,
 )
@@ -130,8 +131,8 @@ def _boxed(
     """The tile size and parts of k of a product that warpgroups compute."""
     given = product.attributes
     plain = stores_singly(given)
-    several = alone and plain and all(len(t.shape) <= 2 for t in product.tensors)
     windows = given.windows is not None
+    several = alone and plain and all(len(t.shape) <= 2 for t in product.matrices)
     measured = {} if windows else measured  # measurements are for matrices in memory
     if multiplies_codes(product.node, machine):
         able = code_cuts(product.node, machine, several)
@@ -143,6 +144,8 @@ def _boxed(
 
         return fastest(able, time, product.shape, product.depth)
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
+    if windows and several:
+        several = divides_windows(product.shape, product.depth, size, machine)
     flags = (narrow, normed, windows, plain)
     return choose_cut(
         product.shape,
