@@ -56,6 +56,7 @@ SHAPES: list[tuple[Shape, Shape, dict[str, Any]]] = [
     ((2, 192, 48, 48), (200, 192, 3, 3), {"padding": ((0, 2), (1, 0))}),
     ((16, 256, 7, 7), (256, 256, 3, 3), {"padding": 1}),
     ((3, 320, 9, 8), (256, 320, 3, 3), {"padding": 1}),
+    ((2, 64, 40, 40), (4, 64, 3, 3), {"padding": 1}),
     *FEW_CHANNELS,
 ]
 
@@ -228,6 +229,17 @@ def test_convolutions_of_few_pixels_are_divided_along_k(dtype: Any) -> None:
     assert " 0 bytes spill stores" in binary.log
     odd = planned("h200", (2, 648, 8, 8), (1280, 648, 3, 3), ark.bf16, BOXED, padding=1)
     assert [op.params.get("splits", 1) for op in odd.ops if op.kind == "matmul"] == [1]
+
+
+def test_convolutions_of_few_outputs_use_matrix_units() -> None:
+    """A convolution whose outputs are no whole vector, such as the last one of an image model,
+    stores them with channels first, unless rows of so many places (3,969) are unaligned.
+    """
+    window_plan = planned("h200", (2, 320, 64, 64), (4, 320, 3, 3), ark.bf16, BOXED, padding=1)
+    (product,) = (op for op in window_plan.ops if op.kind == "matmul")
+    assert product.params["windows"]["side"] == 1 and product.params["tile"][0] == 4
+    odd = planned("h200", (2, 320, 63, 63), (3, 320, 3, 3), ark.bf16, BOXED, padding=1)
+    assert "convolution" in [op.kind for op in odd.ops]
 
 
 def test_fp32_is_convolved_in_its_own_digits_unless_tf32_is_allowed() -> None:

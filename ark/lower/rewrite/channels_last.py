@@ -31,14 +31,15 @@ from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES
 def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
     """A copy of the graph in which convolutions, and the ops between them, have channels as the
     last dimension. boxed: True to include depthwise convolutions, convolutions in groups of few
-    channels, and convolutions with too few channels for a vector access. For these, channels last
-    is faster only if box copies load the windows of other convolutions.
+    channels, and convolutions with too few channels or outputs for a vector access. For these,
+    channels last is faster only if box copies load the windows of other convolutions.
     """
     machine, kept = context.machine, context.kept
     if not machine.coalesces:
         return graph
     listed = convolutions(graph, kept, machine)
-    chosen = {number: c for number, c in listed.items() if boxed or not (c.padded or c.by_groups)}
+    plain = {n: c for n, c in listed.items() if not (c.padded or c.by_groups or c.first)}
+    chosen = listed if boxed else plain
     if all(c.by_groups for c in chosen.values()):  # these alone do not justify transposes
         chosen = {n: dataclasses.replace(c, few=False) for n, c in chosen.items() if c.padded}
     if not chosen:
@@ -92,7 +93,7 @@ class _Convolutions(TurnedImages):
         flat, table = sides
         (outputs, depth), n, places = flat.shape, out.shape[0], out.shape[-1]
         whole_rows = places * out.dtype.itemsize % BOX_ALIGNMENT_BYTES == 0
-        if not wanted and whole_rows and not self._divides(one, flat):
+        if one.first or (not wanted and whole_rows and not self._divides(one, flat)):
             inputs = (
                 self.view(flat, [1, 1, outputs, depth]),
                 self.view(table, [n, 1, places, depth]),

@@ -57,6 +57,8 @@ class Convolution:
     depthwise: True if each channel is a group of its own, with one output. grouped: True if it has
     several groups of few channels. unaligned: True if it reads the image itself and box copies
     cannot load rows of pixels. Transposing the image then pays off even if no other op reads it.
+    first: True if the channels of its result are not a multiple of 16 bytes, so that they stay
+    first.
     """
 
     windows: Node | None
@@ -68,6 +70,7 @@ class Convolution:
     depthwise: bool = False
     grouped: bool = False
     unaligned: bool = False
+    first: bool = False
 
     @property
     def by_groups(self) -> bool:
@@ -172,8 +175,11 @@ def _fits(windows: Node | None, product: Node, machine: Machine) -> Convolution 
     if uneven:
         least *= UNALIGNED_SHARE
     large = n * rows * places * depth >= least
-    if rows % alignment or (windows is not None and not large):
+    if windows is not None and not large:
         return None
+    if rows % alignment:
+        loaded = boxes and windows is not None and channels % alignment == places % alignment == 0
+        return Convolution(windows, product, numbers, source, first=True) if loaded else None
     if channels % alignment == 0:
         unaligned = uneven and large and windows is None
         return Convolution(windows, product, numbers, source, unaligned=unaligned)
