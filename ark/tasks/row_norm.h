@@ -271,92 +271,6 @@ ARK_DEVICE void ark_row_norm_held(const In& in, const Out& out, Weight weight, i
   }
 }
 
-constexpr int ROW_LOADS = 4;  // packs of a long row that a thread loads at once
-
-// Computes OP of rows of K elements that are too long for ark_row_norm_held, one row after the
-// other, by the whole block. A thread has packs of V elements of a row. It keeps the first H packs
-// in registers as they were loaded. In each of the three steps it loads the others U at a time.
-template <class OP, int K, int V, int H, int U, class In, class Out, class Weight>
-ARK_DEVICE void ark_row_norm_long(const In& in, const Out& out, Weight weight, int rows, float eps,
-                                  char* red) {
-  constexpr int WIDTH = ARK_THREADS * V;
-  constexpr bool WHOLE = K >= H * WIDTH;
-  const int me = ark_tid() * V;
-  float* sums = reinterpret_cast<float*>(red);
-  int parity = 0;
-  for (int r = 0; r < rows; ++r) {
-    const auto* source = in(r);
-    auto* target = out(r);
-    decltype(ark_held<V>(source)) kept[H] = {};
-#pragma unroll
-    for (int h = 0; h < H; ++h) {
-      const int k = h * WIDTH + me;
-      if (WHOLE || k < K) ark_hold_past(kept[h], source + k);
-    }
-    const auto each = [&](const auto& take) {  // take(pack, its first element's index)
-#pragma unroll
-      for (int h = 0; h < H; ++h) {
-        const int k = h * WIDTH + me;
-        if (WHOLE || k < K) take(ark_unpacked(kept[h]), k);
-      }
-      for (int first = H * WIDTH; first < K; first += U * WIDTH) {
-        decltype(ark_held<V>(source)) some[U] = {};
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          const int k = first + u * WIDTH + me;
-          if (k < K) ark_hold(some[u], source + k);
-        }
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          const int k = first + u * WIDTH + me;
-          if (k < K) take(ark_unpacked(some[u]), k);
-        }
-      }
-    };
-    float part[V], centre[1] = {0.0f}, total[1];
-    if (OP::FIRST) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) part[j] = OP::First::none(0.0f);
-      each([&](const auto& pack, int) {
-#pragma unroll
-        for (int j = 0; j < V; ++j) part[j] = OP::First::join(part[j], ark_get(pack.v, j));
-      });
-#pragma unroll
-      for (int j = 1; j < V; ++j) part[0] = OP::First::join(part[0], part[j]);
-      centre[0] = part[0];
-      ark_fold<typename OP::First, ARK_WARPS>(centre, sums, parity);
-    }
-    const float middle = OP::centre(centre[0], K);
-#pragma unroll
-    for (int j = 0; j < V; ++j) part[j] = 0.0f;
-    each([&](const auto& pack, int) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        float v = ark_get(pack.v, j);
-        part[j] += OP::term(v, middle);
-      }
-    });
-#pragma unroll
-    for (int j = 1; j < V; ++j) part[0] += part[j];
-    total[0] = part[0];
-    ark_fold<ArkAddFold, ARK_WARPS>(total, sums, parity);
-    const float factor = OP::factor(total[0], K, eps);
-    each([&](const auto& pack, int k) {
-      decltype(ark_load_pack<V>(target)) made;
-      float by[V], plus[V] = {};
-      ark_weights(by, weight, k);
-      ark_biases(plus, weight, k);
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        float v = ark_get(pack.v, j);
-        OP::term(v, middle);
-        ark_put(made.v, j, ark_biased(OP::value(v, factor) * by[j], weight, plus[j]));
-      }
-      ark_store_pack<V>(target + k, made);
-    });
-  }
-}
-
 // Computes OP (softmax or a norm) of rows of any length and alignment, one row after the other, by
 // the whole block. KEEP: true if a row's values are kept in shared memory (K floats); otherwise
 // they are read several times. A thread adds V neighbouring elements in separate sums.
@@ -426,9 +340,8 @@ ARK_DEVICE void ark_row_norm_any(const In& in, const Out& out, Weight weight, in
 // Computes OP (softmax or a norm) of the rows of a task: ROWS of the COUNT rows, from coord[2] on.
 // K: elements of a row. If V > 0, rows are kept in registers, in packs of V elements: TEAM warps,
 // or PART lanes, process R rows at a time, with E packs of a row per thread (ark_row_norm_held). If
-// R is 0, the block processes one row at a time and keeps E packs of it (ark_row_norm_long). If V
-// is 0, it processes one row at a time, with SIDE sums per thread (ark_row_norm_any). FOLDS: bytes
-// of shared memory for sums, which precede a row that is kept in shared memory.
+// V is 0, the block processes one row at a time, with SIDE sums per thread (ark_row_norm_any).
+// FOLDS: bytes of shared memory for sums, which precede a row that is kept in shared memory.
 template <class OP, int ROWS, int COUNT, int K, int SIDE, bool KEEP, int FOLDS, int V, int E, int R,
           int TEAM, int PART, class In, class Out, class Weight>
 ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Out& out,
@@ -437,13 +350,9 @@ ARK_DEVICE void ark_row_norm(ArkCtx& c, const ArkTask& t, const In& in, const Ou
   char* red = ARK_SCRATCH(c);
   if constexpr (V > 0) {
     if (V == 1 || ark_aligned(addresses)) {
-      if constexpr (R == 0) {
-        ark_row_norm_long<OP, K, V, E, ROW_LOADS>(in, out, weight, rows, eps, red);
-      } else {
-        constexpr int TEAMS = ARK_WARPS / TEAM, AT_ONCE = R * (ARK_LANES / PART);
-        const ArkRounds rounds{TEAMS == 1 ? 0 : ark_warp() / TEAM * AT_ONCE, TEAMS * AT_ONCE};
-        ark_row_norm_held<OP, K, V, E, R, TEAM, PART>(in, out, weight, rows, eps, red, rounds);
-      }
+      constexpr int TEAMS = ARK_WARPS / TEAM, AT_ONCE = R * (ARK_LANES / PART);
+      const ArkRounds rounds{TEAMS == 1 ? 0 : ark_warp() / TEAM * AT_ONCE, TEAMS * AT_ONCE};
+      ark_row_norm_held<OP, K, V, E, R, TEAM, PART>(in, out, weight, rows, eps, red, rounds);
       return;
     }
   }

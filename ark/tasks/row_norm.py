@@ -9,7 +9,7 @@ the output's type before it multiplies by the weight.
 
 coord: first index of dimensions 0 to 2. If possible, a warp or the block holds a row in registers.
 Of a longer row the block holds as much as it can and reads the rest several times. Rows that cannot
-be read in vectors are held in shared memory. row_norm.h has the device code.
+be read in vectors are held in shared memory. row_norm.h and row_norm_long.h have the device code.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ BATCH_ELEMENTS = 16  # elements of several short rows that a thread holds at onc
 # More rows would need registers for their addresses and sums that a model's other device functions
 # take.
 MANY_REGISTERS, MAX_ELEMENTS_AT_ONCE, MOST_ROWS = 200, 64, 4
+MIN_LONG_ROW_ELEMENTS = 4096  # the registers of most blocks hold rows of at most this many elements
 # The most bytes of a long row that a thread keeps in registers, if it has MANY_REGISTERS of them or
 # fewer.
 MAX_LONG_ROW_BYTES, MAX_LONG_ROW_BYTES_IN_FEW_REGISTERS = 320, 64
@@ -283,6 +284,10 @@ class RowNorm(TaskKind):
         arguments = (*operands(sig, of_all=True), addresses)
         return definition + text.call(name, "ark_row_norm_claimed", constants, arguments)
 
+    def texts(self, sig: Signature) -> tuple[str, ...]:
+        short = sig.operands[-1].shape[-1] <= MIN_LONG_ROW_ELEMENTS
+        return () if short else (text.header("row_norm_long.h"),)
+
     def scratch(self, sig: Signature, machine: Machine) -> int:
         columns = sig.operands[-1].shape[-1]
         return folds(machine) + (4 * columns if self._kept(sig, machine) else 0)
@@ -291,23 +296,23 @@ class RowNorm(TaskKind):
         """True if a row that exceeds the registers fits into shared memory."""
         columns = sig.operands[-1].shape[-1]
         room = machine.task_bytes // 2
-        return self._layout(sig, machine) is None and 4 * columns <= room
+        read = self._held(sig, machine) or self._long(sig, machine)
+        return read is None and 4 * columns <= room
 
-    def _layout(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
-        """The layout of rows in registers: as `_held` or, for rows of which registers hold a part,
-        the elements of a vector, the vectors that a thread keeps, 0 and the whole block.
+    def _long(self, sig: Signature, machine: Machine) -> tuple[int, int] | None:
+        """For long rows, of which registers hold at most a part: the elements of a vector, and the
+        vectors of a row that a thread keeps. None for other rows, and without vector accesses.
         """
-        held, columns = self._held(sig, machine), sig.operands[-1].shape[-1]
-        if held is not None:
-            return _for_task(held, sig.read(RowNormParams).rows, machine)
+        columns = sig.operands[-1].shape[-1]
         vector = vector_elements((sig.operands[0], sig.operands[-1]), columns)
-        if vector == 1 or not machine.cooperative:
+        short = vector == 1 or columns <= MIN_LONG_ROW_ELEMENTS or not machine.cooperative
+        if short or self._held(sig, machine):
             return None
         many = machine.variant.registers(COMPUTE) >= MANY_REGISTERS
         most = MAX_LONG_ROW_BYTES if many else MAX_LONG_ROW_BYTES_IN_FEW_REGISTERS
         each = -(-columns // (vector * machine.lanes * machine.warps))
         kept = min(each, most // (vector * sig.operands[0].itemsize))
-        return vector, kept, 0, machine.warps, machine.lanes
+        return vector, kept
 
     def _held(self, sig: Signature, machine: Machine) -> tuple[int, int, int, int, int] | None:
         """The layout of rows in registers, as a tuple: elements of a vector, vectors of a row
@@ -347,15 +352,21 @@ class RowNorm(TaskKind):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         no_packets(name, sig, machine)
         op, definition = row_op(name, sig)
+        held, long = self._held(sig, machine), self._long(sig, machine)
+        addresses = text.addresses(sig, range(len(sig.operands)))
+        if long is not None:
+            numbers, arguments = (op, *row_constants(sig), *long), (*operands(sig), addresses)
+            return definition + text.call(name, "ark_row_norm_long", numbers, arguments)
+        if held is not None:
+            held = _for_task(held, sig.read(RowNormParams).rows, machine)
         constants = (
             op,
             *row_constants(sig),
             MAX_VECTOR_SUMS if not machine.cooperative else 1,
             self._kept(sig, machine),
             folds(machine),
-            *(self._layout(sig, machine) or (0, 0, 0, 0, 0)),
+            *(held or (0, 0, 0, 0, 0)),
         )
-        addresses = text.addresses(sig, range(len(sig.operands)))
         return definition + text.call(name, "ark_row_norm", constants, (*operands(sig), addresses))
 
 
