@@ -193,10 +193,10 @@ class MatmulAttributes(Attributes, frozen=True):
     embedding that rotates neighbouring columns as pairs; None without it. rotary: the width of a
     head, if a rotary embedding rotates each element of a head's first half with the corresponding
     element of its second half; 0 without it. The cosines and sines are the last two inputs.
-    windows: the convolution windows of an image (ark.tasks.matmul_params.WindowParams), if one
-    operand is the matrix of these windows; otherwise None. cut: (rows, columns, parts): the size of
-    a tile, and the number of parts into which the inner dimension k is divided; another op adds up
-    the results of the parts.
+    windows, pixels: the convolution windows of an image, if one operand is the matrix of these
+    windows, and those of a convolution, if the product is the gradient of its weights
+    (ark.tasks.matmul_params). cut: (rows, columns, parts): the size of a tile, and the number of
+    parts of the inner dimension k; another op adds up the results of the parts.
     """
 
     transpose_a: bool
@@ -207,6 +207,7 @@ class MatmulAttributes(Attributes, frozen=True):
     rope_kv: ProjectionAttributes | None = None
     rotary: int = 0
     windows: dict[str, Any] | None = None
+    pixels: dict[str, Any] | None = None
     cut: tuple[int, int, int] | None = None
 
     @property

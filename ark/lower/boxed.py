@@ -15,6 +15,8 @@ from ark.lower.cuts import box_costs, box_tiles
 from ark.lower.tiling import start_of
 from ark.machine import Machine
 from ark.plan.types import BOX_ALIGNMENT_BYTES
+from ark.tasks.matmul_params import PixelParams
+from ark.tasks.matmul_pixels import matrix_shape
 
 MIN_MATRIX_UNIT_ROWS = 9  # the fewest rows of a product for which a matrix unit pays off
 SIDES = (0, 1)
@@ -63,6 +65,10 @@ def lies_along(node: Node, side: int) -> bool:
 
 def depth_of(node: Node) -> int:
     """The size of k, the dimension over which a product sums."""
+    given = node.read(MatmulAttributes)
+    if given.pixels is not None:
+        left, right = (t.shape for t in node.inputs[:2])
+        return matrix_shape(left, right, PixelParams.from_plan(given.pixels), 0)[1]
     return node.inputs[0].shape[-2 if node.read(MatmulAttributes).transpose_a else -1]
 
 

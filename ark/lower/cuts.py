@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ark.errors import PlanError
@@ -20,10 +20,13 @@ from ark.machine import Machine
 from ark.machine.costs import FULL_STEP_SHAPE, BoxCosts
 from ark.machine.tiles import BoxTiles
 from ark.plan.kind import OperandType, Signature
-from ark.plan.types import BOX_ALIGNMENT_BYTES
+from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
 from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
+
+MIN_PIXEL_ROWS = 32  # fewest rows of a box of a product over pixels
+MAX_PARTS = MAX_OPERANDS - 2  # one op adds all parts
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ def candidates(
     windows: bool = False,
     plain: bool = False,
     heads: int = 0,
+    channels: int = 0,
 ) -> list[Cut]:
     """The cuts for which kernels exist, for a product of this shape (batch, batch, rows, columns).
 
@@ -56,7 +60,8 @@ def candidates(
     each element of the result is stored without its neighbours, so that a tile may end inside an
     attention head or a pair of columns. heads: the width of attention heads whose halves are
     rotated; 0 if there are none. If heads are rotated, one warpgroup must compute all columns of a
-    head; in tiles with the fewest rows, two warpgroups share the columns.
+    head; in tiles with the fewest rows, two warpgroups share the columns. channels: the rows of
+    the right operand of a product over pixels; 0 for other products.
     """
     steps, given = -(-depth * itemsize // K_PART_ALIGNMENT_BYTES), box_tiles(machine)
     wide = min(columns for _, columns in set(given.tiles) - set(given.narrow))
@@ -67,6 +72,7 @@ def candidates(
     # Tile widths between the machine's standard widths are candidates only for products of many
     # rows, because products of few rows are bound by memory bandwidth.
     between = (plain or heads > 0) and not windows and shape[2] > given.least_rows
+    between = between or channels > 0
     # If the columns of the right operand are contiguous, its box copies load whole cache lines, so
     # the width of a tile must be a multiple of a cache line.
     between_tiles = {
@@ -80,7 +86,8 @@ def candidates(
     vectors = narrow and between and many_rows and shape[3] * itemsize % BOX_ALIGNMENT_BYTES == 0
     return [
         Cut(tile[0], min(tile[1], shape[3]), many)
-        for tile, many in itertools.product(given.tiles, counts)
+        for tile in given.tiles
+        for many in (*counts, *(_filling(tile, shape, machine) if several and channels else ()))
         if (many - 1) * -(-steps // many) < steps
         and not (windows and tile in given.shallow)
         and (tile[1] <= shape[3] or (tile in given.narrow and vectors))
@@ -88,46 +95,17 @@ def candidates(
         and (tile not in given.plain or tile in between_tiles)
         and (tile[0] == given.least_rows or shape[2] > given.least_rows)
         and (not heads or tile[1] % (heads * (1 + (tile[0] == given.least_rows))) == 0)
+        and (not channels or math.gcd(channels, tile[1]) >= MIN_PIXEL_ROWS)
     ]
 
 
-def window_cuts(
-    shape: Sequence[int], depth: int, itemsize: int, machine: Machine, parts: bool = False
-) -> list[Cut]:
-    """The cuts of a product whose left operand is a matrix of convolution windows that box copies
-    load. Empty if the result has fewer columns than the narrowest tile for windows. parts: True if
-    k may be divided.
+def _filling(tile: Sequence[int], shape: Sequence[int], machine: Machine) -> Iterator[int]:
+    """The number of parts of k with which each processor computes one tile of a product over
+    pixels, if it is not too large.
     """
-    flags = {"narrow": True, "windows": True, "plain": True}
-    return candidates(shape, depth, itemsize, machine, parts=parts, **flags)
-
-
-def divides_windows(
-    shape: Sequence[int],
-    depth: int,
-    itemsize: int,
-    machine: Machine,
-    flat: Sequence[int] = (),
-    besides: float = 0.0,
-) -> bool:
-    """True if a product of windows is predicted to be faster with k divided into parts, although an
-    op of its own adds them. flat: the shape of the product in parts, by default `shape`. besides:
-    further microseconds that the parts take. Other arguments: see `window_cuts`.
-    """
-    parts = _windows_us(flat or shape, depth, itemsize, machine, parts=True)
-    besides += box_costs(machine).fold_us
-    return parts + besides < _windows_us(shape, depth, itemsize, machine)
-
-
-def _windows_us(
-    shape: Sequence[int], depth: int, itemsize: int, machine: Machine, parts: bool = False
-) -> float:
-    """The predicted microseconds of a product of windows with its fastest cut; infinite if it has
-    none.
-    """
-    able = window_cuts(shape, depth, itemsize, machine, parts)
-    times = (predicted_us(c, shape, depth, itemsize, machine, windows=True) for c in able)
-    return min(times, default=math.inf)
+    parts = machine.processors // (-(-shape[2] // tile[0]) * -(-shape[3] // tile[1]))
+    if 1 < parts <= MAX_PARTS:
+        yield parts
 
 
 def box_tiles(machine: Machine) -> BoxTiles:
@@ -247,14 +225,16 @@ def choose_cut(
     plain: bool = False,
     beside: int = 1,
     heads: int = 0,
+    channels: int = 0,
 ) -> Cut:
     """The cut of a product under the variant `matrix`: the measured one if there is one, otherwise
     the one with the shortest predicted time.
 
     measured: the fastest measured cuts, by `key`. normed, beside: see `predicted_us`. parts,
-    narrow, windows, plain, heads: see `candidates`.
+    narrow, windows, plain, heads, channels: see `candidates`.
     """
-    able = candidates(shape, depth, itemsize, machine, parts, narrow, windows, plain, heads)
+    flags = (narrow, windows, plain, heads, channels)
+    able = candidates(shape, depth, itemsize, machine, parts, *flags)
     known = measured.get(key(shape, depth, itemsize))
     if known is not None and Cut(*known) in able:
         return Cut(*known)

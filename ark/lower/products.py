@@ -18,7 +18,7 @@ from ark.lower.cuts import Cut, candidates
 from ark.lower.merge import merge
 from ark.lower.registry import get
 from ark.machine import Machine
-from ark.tasks.matmul_params import MatmulParams, WindowParams
+from ark.tasks.matmul_params import MatmulParams, PixelParams, WindowParams
 from ark.tasks.matmul_windows import in_parts
 
 # Types of nodes that fuse a product with a collective before or after it.
@@ -49,11 +49,11 @@ class Product:
 
     @property
     def plain(self) -> bool:
-        """True if both operands are matrices in memory (not windows of an image), and each element
+        """True if both operands are matrices in memory (not images), and each element
         of the result is computed from one column of the product.
         """
         given = self.attributes
-        return stores_singly(given) and given.windows is None
+        return stores_singly(given) and given.windows is None and given.pixels is None
 
     @property
     def asks_tile(self) -> bool:
@@ -87,6 +87,7 @@ class Product:
             tile=(self.shape[2], self.shape[3]),
             tf32=given.tf32,
             windows=None if given.windows is None else WindowParams.from_plan(given.windows),
+            pixels=None if given.pixels is None else PixelParams.from_plan(given.pixels),
         )
 
     def loads_boxes(self, machine: Machine) -> bool:

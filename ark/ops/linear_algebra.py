@@ -20,7 +20,8 @@ from ark.lower.ops.matmul import lower_matmul
 from ark.lower.registry import get, register
 from ark.ops.base import broadcast, float_dtype, result, same_dtype
 from ark.tasks import expression
-from ark.tasks.matmul_params import WindowParams
+from ark.tasks.matmul_params import PixelParams, WindowParams
+from ark.tasks.matmul_pixels import summed
 from ark.tasks.matmul_windows import laid_out
 
 
@@ -167,6 +168,10 @@ def linear(
 def _matmul_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
     a, b, *others = inputs
     given = MatmulAttributes.from_node(attrs)
+    if given.pixels is not None:
+        sums = summed(a, b, PixelParams.from_plan(given.pixels))
+        finish = given.finish or expression.leaf(0)
+        return [expression.evaluate(finish, [sums, *others])]
     if given.windows is not None:
         sides = [a, b]
         windows = WindowParams.from_plan(given.windows)

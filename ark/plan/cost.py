@@ -194,6 +194,8 @@ def apart(sig: Signature) -> int:
     elements = 1
     if sig.kind == "remap":
         source, out = sig.operands[0], sig.operands[1]
+        if _through_shared_memory(sig):
+            return 0
         last = len(out.shape) - 1
         factors = [[f for d, f in rule[0] if d == last] for rule in sig.read(_Rules).rules]
         beside = not any(factors[:-1]) and [abs(f) for f in factors[-1]] == [1]
@@ -208,6 +210,16 @@ def apart(sig: Signature) -> int:
     else:
         return 0
     return elements * math.prod(sig.read(TiledParams).tile)
+
+
+def _through_shared_memory(sig: Signature) -> bool:
+    """True for a copy by index arithmetic that turns the source's last dimension into the fourth
+    from last (ark.tasks.turned).
+    """
+    at = len(sig.operands[1].shape) - MAX_FOLDED_DIMS
+    *others, last = sig.read(_Rules).rules
+    turned = [tuple(term) for term in last[0]] == [(at, 1)] and tuple(last[1:3]) == (0, 1)
+    return turned and all(d != at for rule in others for d, _ in rule[0])
 
 
 class _Rules(PartialParams, frozen=True):

@@ -29,6 +29,8 @@ at multiples of K_PART_ALIGNMENT_BYTES.
 
 windows: one operand is the matrix of an input's windows (ark.tasks.matmul_windows).
 
+pixels: k counts the pixels of images (ark.tasks.matmul_pixels).
+
 This kind writes a device function that works on every machine. A vendor replaces it by a function
 of its own if its matrix units support the signature.
 """
@@ -43,7 +45,7 @@ from ark.ir.fold import fold, unfold
 from ark.machine import Machine
 from ark.plan.kind import Access, Signature, TaskKind, bytes_of, register
 from ark.plan.params import INT_MAX, Places, box, count, fits, matrix, need, typed
-from ark.tasks import expression, matmul_small, matmul_windows, text
+from ark.tasks import expression, matmul_pixels, matmul_small, matmul_windows, text
 from ark.tasks.elementwise import broadcast_access, broadcasts
 from ark.tasks.matmul_codes import row_type
 from ark.tasks.matmul_codes import served as served_codes
@@ -106,6 +108,8 @@ class Matmul(TaskKind):
         _check_types(sig)
         if params.windows:
             matmul_windows.check(sig)
+        if params.pixels is not None:
+            matmul_pixels.check(sig, params.pixels)
         a, b, out = side_shape(sig, 0), side_shape(sig, 1), sig.operands[2].shape
         need(min(len(a), len(b), len(out)) >= 2, "an operand has fewer than 2 dimensions")
         m, n, k = dims(sig)
@@ -177,11 +181,14 @@ class Matmul(TaskKind):
         if row_type(sig.operands[1]) is not None:  # scales are at the end of a row
             b_box = ((coord[3], 0), (n1, k))
         windows = params.windows
+        sides = ((0, a_box, (coord[2], m1)), (1, b_box, (coord[3], n1)))
         accesses = [
-            Access(i, *matmul_windows.touched(sig, coord, *places))
+            Access(i, *matmul_pixels.touched(sig, i, places, (k0, k1), params.pixels))
+            if params.pixels is not None
+            else Access(i, *matmul_windows.touched(sig, coord, *places))
             if windows is not None and windows.side == i
             else Access(i, *self._batched(sig, i, coord, box))
-            for i, box, places in ((0, a_box, (coord[2], m1)), (1, b_box, (coord[3], n1)))
+            for i, box, places in sides
         ]
         if params.gated:
             halves = ((coord[2], coord[3] // 2), (m1, n1 // 2))
@@ -233,6 +240,10 @@ class Matmul(TaskKind):
             # of its tile. So the bytes of the results are computed from the size of the tile.
             read = [a for a in self.accesses(sig, coord) if a.operand < 2]
             moved = float(rows * columns * many * sig.operands[2].itemsize + bytes_of(sig, read))
+        if sig.read(MatmulParams).pixels is not None:
+            # The accesses cover whole images, of which a part of k reads some pixels.
+            loaded = (rows + columns) * min(part_of_k(sig), k) * sig.operands[0].itemsize
+            moved = float((loaded + rows * columns * sig.operands[2].itemsize) * many)
         return 2.0 * rows * columns * min(part_of_k(sig), k) * many, moved
 
     def texts(self, sig: Signature) -> tuple[str, ...]:

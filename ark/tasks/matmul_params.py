@@ -1,6 +1,6 @@
-"""The static parameters of the task kind `matmul`, and of an operand that is a matrix of
-convolution windows. ark.tasks.matmul and ark.tasks.matmul_windows describe them, lowering sets
-them, and the writers of device functions read them.
+"""The static parameters of the task kind `matmul`, of an operand that is a matrix of convolution
+windows, and of products that sum over pixels. ark.tasks.matmul, matmul_windows and matmul_pixels
+describe them, lowering sets them, and the writers of device functions read them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import msgspec
 from ark.plan.params import INT_MAX, Few, Params, PartialParams, Size
 from ark.tasks.windows import Margins, Sizes, Steps
 
+Padding = Annotated[int, msgspec.Meta(ge=0, le=INT_MAX)]
+
 
 class WindowParams(Params, frozen=True):
     size: Steps
@@ -20,6 +22,15 @@ class WindowParams(Params, frozen=True):
     dilation: Steps
     before: Margins
     side: Literal[0, 1]
+
+
+class PixelParams(Params, frozen=True):
+    rows: Size
+    stride: Size
+    dilation: Size
+    before: Padding
+    pitch: Size
+    chunk: Size
 
 
 class FinishParams(PartialParams, frozen=True):
@@ -46,3 +57,9 @@ class MatmulParams(Params, frozen=True):
     rotary: Few = 0
     tf32: bool = False
     windows: WindowParams | None = None
+    pixels: PixelParams | None = None
+
+    @property
+    def reads_images(self) -> bool:
+        """True if an operand is an image instead of a matrix."""
+        return self.windows is not None or self.pixels is not None

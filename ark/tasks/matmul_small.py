@@ -33,7 +33,7 @@ def small(sig: Signature, machine: Machine) -> bool:
     fits = max(m, n) <= MAX_SIDE_ELEMENTS and k <= MAX_K_ELEMENTS
     if not (many and fits) or not machine.cooperative or paired(sig):
         return False
-    if params.windows or params.splits > 1 or sums_of(sig) == "int32":
+    if params.reads_images or params.splits > 1 or sums_of(sig) == "int32":
         return False
     packets = any(o.packet for o in sig.operands)
     return not packets and scratch(sig, machine) <= machine.shared_bytes

@@ -6,6 +6,7 @@ backends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ark.machine import Machine
@@ -28,6 +29,7 @@ from ark.tasks.matmul_form import (
     sums_of,
 )
 from ark.tasks.matmul_params import FinishParams, MatmulParams
+from ark.tasks.matmul_pixels import tile_text as pixels_text
 from ark.tasks.matmul_small import small_text
 from ark.tasks.matmul_thin import served, thin_headers, thin_text
 from ark.tasks.matmul_windows import tile_text
@@ -51,7 +53,7 @@ def staged(sig: Signature, machine: Machine) -> int:
     params = sig.read(MatmulParams)
     rows, columns = params.tile
     _, _, k = dims(sig)
-    alone = not machine.cooperative or bool(params.windows)
+    alone = not machine.cooperative or params.reads_images
     if alone or paired(sig) or sums_of(sig) == "int32" or part_of_k(sig) < k:
         return 0
     few = rows < 2 or rows * columns * k < MIN_STAGED_MULTIPLICATIONS
@@ -72,6 +74,10 @@ def write(name: str, sig: Signature, machine: Machine) -> str:
     params = sig.read(MatmulParams)
     if params.windows:
         body = tile_text(sig, dims(sig), lambda row, column: finish(sig, "sum", row, column))
+        return text.function(name, outputs(sig) + each_tile(sig, body))
+    if params.pixels:
+        stored = partial(finish, sig, "sum")
+        body = pixels_text(sig, dims(sig), k_range(sig), stored)
         return text.function(name, outputs(sig) + each_tile(sig, body))
     pairs = paired(sig)
     shape: tuple[Any, ...] = (*params.tile, *dims(sig)[:2])

@@ -59,7 +59,7 @@ def thin(sig: Signature, machine: Machine) -> Thin | None:
     """How a product with few rows or columns is computed, independently of its tile. None if it has
     too many rows and columns.
     """
-    if not machine.cooperative or paired(sig) or sig.read(MatmulParams).windows:
+    if not machine.cooperative or paired(sig) or sig.read(MatmulParams).reads_images:
         return None
     if any(o.packet for o in sig.operands):
         return None

@@ -23,7 +23,7 @@ from ark.errors import PlanError
 from ark.plan.kind import Signature
 from ark.plan.params import INT_MAX, need
 from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES
-from ark.tasks import text
+from ark.tasks import matmul_pixels, text
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.windows import PlacedWindows, index_ranges, reached, window_sizes
 
@@ -33,9 +33,12 @@ MOST_STEP, MOST_MARGIN = 8, 127  # largest stride, and padding, of windows that 
 
 def side_shape(sig: Signature, index: int) -> tuple[int, ...]:
     """The shape of operand 0 or 1 as a batch of matrices. If the operand is an image, it is the
-    shape of the matrix of its windows.
+    shape of the matrix of its windows, or of its pixels.
     """
-    shape, p = sig.operands[index].shape, sig.read(MatmulParams).windows
+    params = sig.read(MatmulParams)
+    if params.pixels is not None:
+        return matmul_pixels.side_shape(sig, index, params.pixels)
+    shape, p = sig.operands[index].shape, params.windows
     return shape if p is None or p.side != index else matrix_shape(shape, p)
 
 

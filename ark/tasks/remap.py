@@ -48,7 +48,7 @@ from ark.plan.params import (
     need,
     shaped,
 )
-from ark.tasks import text
+from ark.tasks import text, turned
 from ark.tasks.box_text import NAMES, Vectors, declared, unused_names
 from ark.tasks.box_writer import BoxWriter, write_box
 from ark.tasks.elementwise import COPY, HEADERS, claim_tile, tile_box
@@ -86,7 +86,7 @@ def rules_of(sig: Signature) -> tuple[Rule, ...]:
 class Remap(TaskKind):
     name = "remap"
     params = RemapParams
-    headers = HEADERS
+    headers = (*HEADERS, text.header("transpose.h"), text.header("turned.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)
@@ -139,6 +139,9 @@ class Remap(TaskKind):
         work, moved = super().cost(sig, coord)
         return work, min(moved, float(2 * elements * out.itemsize))
 
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return turned.scratch(sig) if _turns(sig, machine) else 0
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(RemapParams)
         names = text.indices(sig.operands[1].shape, NAMES)[-len(sig.operands[1].shape) :]
@@ -153,11 +156,21 @@ class Remap(TaskKind):
         fill = f"{int(value)}ll" if integer else text.literal(value)
         guard = (" && ".join(conditions), fill)
         tile = params.tile
+        if _turns(sig, machine):
+            return turned.turned_text(name, sig, tile, machine, texts, conditions)
         if conditions and NAMES[3] not in guard[0] and machine.cooperative:
             texts = nearest  # in bounds, so that several vectors are loaded without branches
         return text.function(
             name, write_box(sig, COPY, tile, machine, places={0: texts}, guard=guard, apart=True)
         )
+
+
+def _turns(sig: Signature, machine: Machine) -> bool:
+    """True if the copy exchanges dimensions through shared memory (ark.tasks.turned)."""
+    params = sig.read(RemapParams)
+    rules = [(r.terms, r.add, r.divide, r.edge) for r in rules_of(sig)]
+    form = turned.turns(rules, params.fill, *sig.operands)
+    return form and turned.serves(sig, params.tile, machine)
 
 
 def _index(rule: Rule, n: int, names: Sequence[str], shape: Sequence[int]) -> tuple[str, list[str]]:

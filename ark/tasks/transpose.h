@@ -1,17 +1,23 @@
 // Transposes squares of SIDE by SIDE elements through shared memory. Packs (vectors) are read along
 // the source's rows and written along the target's rows. The next squares are loaded while the
-// current ones are written.
+// current ones are written. place(s): square number s, an ArkSquare or another type with `to`,
+// `rows` and `columns`, and with an ark_hold_square of its own.
 
 template <typename T>
 struct ArkSquare {
-  const T* from;      // element [r][c] is at from[r * from_row + c]
+  const T* from;  // element [r][c] is at from[r * from_row + c]
+  ark_i64 from_row;
   T* to;              // and is copied to to[c * to_row + r]
   int rows, columns;  // valid ones, at most SIDE
 };
+// Loads the pack that begins at element [r][c] of a square.
+template <typename T, class Held>
+ARK_DEVICE void ark_hold_square(Held& held, const ArkSquare<T>& square, int r, int c) {
+  ark_hold(held, square.from + r * square.from_row + c);
+}
 
 template <int SIDE, int V, int COUNT, typename T, class Place>
-ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, char* scratch,
-                              const Place& place) {
+ARK_DEVICE void ark_transpose(int squares, ark_i64 to_row, char* scratch, const Place& place) {
   constexpr int PITCH = SIDE + 4 / (sizeof(T) < 4 ? sizeof(T) : 4), ROW = SIDE / V;
   constexpr int PACKS = (SIDE * ROW + ARK_THREADS - 1) / ARK_THREADS;
   static_assert(SIDE * PITCH * sizeof(T) <= ARK_SCRATCH_BYTES - ARK_LOOP_BYTES, "a square fits");
@@ -21,12 +27,12 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
 #pragma unroll
     for (int s = 0; s < COUNT; ++s) {
       if (first + s >= squares) break;
-      const ArkSquare<T> square = place(first + s);
+      const auto square = place(first + s);
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
         const int e = ark_tid() + i * ARK_THREADS, r = e / ROW, c = e % ROW * V;
         if (r < square.rows && c < square.columns) {
-          ark_hold(ahead[s][i], square.from + r * from_row + c);
+          ark_hold_square(ahead[s][i], square, r, c);
         }
       }
     }
@@ -42,7 +48,7 @@ ARK_DEVICE void ark_transpose(int squares, ark_i64 from_row, ark_i64 to_row, cha
 #pragma unroll
     for (int s = 0; s < COUNT; ++s) {
       if (first + s >= squares) break;
-      const ArkSquare<T> square = place(first + s);
+      const auto square = place(first + s);
       ark_sync();
 #pragma unroll
       for (int i = 0; i < PACKS; ++i) {
@@ -209,14 +215,14 @@ ARK_DEVICE void ark_transpose_tile(ArkCtx& c, const ArkTask& t, ark_i64 from_row
       s /= many[d];
     }
     const int rows = end[3] - i[3], columns = end[ACROSS] - i[ACROSS];
-    return {from(i[0], i[1], i[2], i[3]), to(i[0], i[1], i[2], i[3]), rows < SIDE ? rows : SIDE,
-            columns < SIDE ? columns : SIDE};
+    return {from(i[0], i[1], i[2], i[3]), from_row, to(i[0], i[1], i[2], i[3]),
+            rows < SIDE ? rows : SIDE, columns < SIDE ? columns : SIDE};
   };
   if constexpr (ARK_THREADS == 1) {
     ark_transpose_alone<SIDE, T>(squares, from_row, to_row, place);
   } else if (V == 1 || ark_aligned(addresses)) {
-    ark_transpose<SIDE, V, COUNT, T>(squares, from_row, to_row, ARK_SCRATCH(c), place);
+    ark_transpose<SIDE, V, COUNT, T>(squares, to_row, ARK_SCRATCH(c), place);
   } else if constexpr (V > 1) {
-    ark_transpose<SIDE, 1, 1, T>(squares, from_row, to_row, ARK_SCRATCH(c), place);
+    ark_transpose<SIDE, 1, 1, T>(squares, to_row, ARK_SCRATCH(c), place);
   }
 }

@@ -74,9 +74,7 @@ class Transpose(TaskKind):
         return [Access(0, tuple(low), tuple(high)), Access(1, lo, hi, write=True)]
 
     def scratch(self, sig: Signature, machine: Machine) -> int:
-        size = sig.operands[0].itemsize
-        apart = TRANSPOSE_TILE_ELEMENTS * size + max(4, size)  # bytes between rows of a square
-        return 0 if not machine.cooperative else TRANSPOSE_TILE_ELEMENTS * apart
+        return square_bytes(sig.operands[0].itemsize) if machine.cooperative else 0
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(TransposeParams)
@@ -122,6 +120,12 @@ class Transpose(TaskKind):
         many = max(1, 4 // vectors) if vector > 1 else 1
         constants = (box_type, across, TRANSPOSE_TILE_ELEMENTS, vector, many, sig.operands[1].ctype)
         return text.call(name, "ark_transpose_tile", constants, (from_row, to_row, *ends))
+
+
+def square_bytes(itemsize: int) -> int:
+    """Bytes of shared memory of a square of elements of `itemsize` bytes."""
+    apart = TRANSPOSE_TILE_ELEMENTS * itemsize + max(4, itemsize)  # bytes between its rows
+    return TRANSPOSE_TILE_ELEMENTS * apart
 
 
 def _short(sig: Signature, d: int, tile: Sequence[int]) -> int:

@@ -90,7 +90,7 @@ def products(plans: Iterable[Plan]) -> list[Product]:
                 continue
             sig = kinds.signature(plan, op)
             params = sig.read(MatmulParams)
-            if params.gated or params.rotary or params.windows:
+            if params.gated or params.rotary or params.reads_images:
                 continue
             m, n, _ = dims(sig)
             a, b, out = sig.operands[:3]

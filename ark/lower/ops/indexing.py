@@ -13,12 +13,16 @@ from ark.lower.copies import copy_box
 from ark.lower.merge import part
 from ark.lower.tiling import box_coords, box_tile
 from ark.tasks.remap import RemapParams
+from ark.tasks.turned import turned_tile, turns
 
 
 def lower_remap(lowering: Lowering, node: Node) -> None:
-    out = node.outputs[0]
-    tile = box_tile(out.shape, lowering.machine, itemsize=out.dtype.itemsize)
-    given = node.read(RemapAttributes)
+    out, given = node.outputs[0], node.read(RemapAttributes)
+    size = out.dtype.itemsize
+    if turns(given.rules, given.fill, node.inputs[0], out) and lowering.machine.cooperative:
+        tile = turned_tile(out.shape, size)
+    else:
+        tile = box_tile(out.shape, lowering.machine, itemsize=size)
     rules: Any = given.rules  # checked by the kind's schema
     params = RemapParams(rules=rules, fill=given.fill, tile=tuple(tile))
     lowering.emit("remap", params, [*node.inputs, out], box_coords(out.shape, tile))

@@ -14,18 +14,26 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
+from typing import Any
+
+from msgspec import structs
 
 from ark.ir.attributes import MatmulAttributes
-from ark.ir.graph import Graph
+from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.cuts import box_costs, divides_windows
+from ark.lower.cuts import box_costs
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.convolutions import Convolution, convolutions, image_of
 from ark.lower.rewrite.turned_images import TurnedImages
+from ark.lower.rewrite.weight_gradients import WeightGradient, weight_gradients
+from ark.lower.window_cuts import divides_windows
 from ark.lower.work_times import TRANSPOSED_TRAFFIC_FACTOR
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES, BOX_ROW_BYTES
+
+# Windows of single pixels.
+PIXELS = {"size": [1, 1], "stride": [1, 1], "dilation": [1, 1], "before": [0, 0]}
 
 
 def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
@@ -46,10 +54,14 @@ def channels_last(graph: Graph, context: Context, boxed: bool = True) -> Graph:
         return graph
     writer = _Convolutions(graph, kept, chosen.values(), machine)
     laid = {c.windows.id for c in chosen.values() if c.windows is not None}
+    summed = weight_gradients(graph, kept, machine) if boxed else {}
+    laid.update(number for one in summed.values() for number in one.omitted)
     for node in graph.nodes:
         node = writer.renamed(node)
         if node.id in chosen:
             writer.convolution(chosen[node.id])
+        elif node.id in summed:
+            writer.weight_gradient(summed[node.id])
         elif node.id not in laid and not writer.takes(node):
             writer.keep(node)
     return graph.with_nodes(writer.needed(kept))
@@ -169,6 +181,53 @@ class _Convolutions(TurnedImages):
             rows = self.view(last.outputs[0], [n * places, channels])
             self.turned[one.source.buffer.id] = rows, product.placement
         return rows
+
+    def weight_gradient(self, one: WeightGradient) -> None:
+        """Adds the gradient of a convolution's weights, which sums over the pixels of images with
+        channels first. The order of its result is changed to channels before elements of the
+        window.
+        """
+        product, out, numbers = one.product, one.product.outputs[0], one.numbers
+        back = self._planes(one.back, one.pitch)
+        image = self._planes(one.image, one.pitch, numbers)
+        rows, channels = back.shape[0], one.image.inputs[0].shape[1]
+        taps = out.shape[1] // channels
+        sums = self.graph.tensor((rows, taps * channels), out.dtype, name=f"{product.name}.taps")
+        attributes = structs.replace(product.read(MatmulAttributes), pixels=one.pixels)
+        node = dataclasses.replace(product, inputs=(back, image), outputs=(sums,))
+        self.nodes.append(node.with_attributes(attributes))
+        source = self.view(sums, [rows, taps, channels])
+        target = self.view(out, [rows, channels, taps])
+        self.nodes.append(self.node(product, "transpose", source, target, {"perm": [0, 2, 1]}))
+
+    def _planes(self, node: Node, pitch: int, numbers: dict[str, Any] | None = None) -> Tensor:
+        """Adds a copy of an image to channels first and then images, in rows of `pitch` pixels, for
+        each column of a window, as ark.tasks.matmul_pixels describes. Returns its result (rows, n,
+        pixels). `node` exchanges the first two dimensions. numbers: of the windows; None for an
+        image of the size of the gradient.
+        """
+        source = node.inputs[0]
+        n, channels, high, wide = source.shape
+        given = numbers or PIXELS
+        (_, columns), (down, across) = given["size"], given["stride"]
+        apart, before = given["dilation"][1], given["before"][1]
+        rows = self.rows(source, node)
+        rules = [
+            [[[3, 1]], 0, 1, "fill"],
+            [[[4, down], [0, 1]], 0, 1, "fill"],
+            [[[5, across], [1, apart]], -before, 1, "fill"],
+        ]
+        channel = [[[2, 1]], 0, 1, "fill"]
+        if rows is not None:
+            source = self.view(rows, [n, high, wide, channels])
+            rules.append(channel)
+        else:
+            rules.insert(1, channel)
+        places = -(-high // down)
+        shape = (down, columns, channels, n, places, pitch)
+        copy = self.remap(node, source, shape, rules, f"{node.name}.pixels")
+        self.nodes.append(copy)
+        return self.view(copy.outputs[0], [down * columns * channels, n, places * pitch])
 
     def _by_groups(self, one: Convolution) -> None:
         """Adds a convolution in groups, which reads and writes images as rows of channels (one row

@@ -13,11 +13,11 @@ from ark.ir.attributes import MatmulAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
-from ark.lower.cuts import window_cuts
 from ark.lower.rewrite.few_channels import Padded, padded
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.fuse_windows import window
 from ark.lower.rewrite.views import whole
+from ark.lower.window_cuts import window_cuts
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.types import BOX_ALIGNMENT_BYTES

@@ -25,7 +25,6 @@ from ark.lower.cuts import (
     choose_cut,
     choose_tile,
     deals_matrices,
-    divides_windows,
     fastest,
     is_exact,
 )
@@ -34,6 +33,7 @@ from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.group_products import sharing
 from ark.lower.rewrite.reorder_small_ops import beside
 from ark.lower.thin_cuts import thin_cut
+from ark.lower.window_cuts import divides_windows
 from ark.machine import Machine
 from ark.tasks import expression
 
@@ -131,8 +131,9 @@ def _boxed(
     """The tile size and parts of k of a product that warpgroups compute."""
     given = product.attributes
     plain = stores_singly(given)
-    windows = given.windows is not None
-    several = alone and plain and all(len(t.shape) <= 2 for t in product.matrices)
+    windows = given.windows is not None or given.pixels is not None
+    flat = all(len(t.shape) <= 2 for t in product.matrices) or given.pixels is not None
+    several = alone and plain and flat
     measured = {} if windows else measured  # measurements are for matrices in memory
     if multiplies_codes(product.node, machine):
         able = code_cuts(product.node, machine, several)
@@ -144,7 +145,7 @@ def _boxed(
 
         return fastest(able, time, product.shape, product.depth)
     narrow, size = given.transpose_b, product.node.inputs[0].dtype.itemsize
-    if windows and several:
+    if given.windows is not None and several:
         several = divides_windows(product.shape, product.depth, size, machine)
     flags = (narrow, normed, windows, plain)
     return choose_cut(
@@ -157,6 +158,7 @@ def _boxed(
         *flags,
         beside=shared,
         heads=given.rotary,
+        channels=product.node.inputs[1].shape[0] if given.pixels is not None else 0,
     )
 
 

@@ -25,10 +25,11 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, depth_of
-from ark.lower.cuts import is_exact, window_cuts
+from ark.lower.cuts import is_exact
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import whole
+from ark.lower.window_cuts import window_cuts
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks.matmul_params import WindowParams
@@ -174,7 +175,7 @@ def window_of_last(node: Node, side: int) -> WindowParams | None:
         return None
     if rules[0] != [[[0, 1]], 0, 1, "fill"] or rules[-1] != [[[1 + 2 * count, 1]], 0, 1, "fill"]:
         return None
-    steps = _steps(rules[1:-1], 1 + count, 1)
+    steps = steps_of(rules[1:-1], 1 + count, 1)
     sizes = {"size": shape[1 + count : -1], "sizes": shape[1 : 1 + count]}
     return None if steps is None else WindowParams.from_plan({**sizes, **steps, "side": side})
 
@@ -196,12 +197,12 @@ def window(node: Node, groups: int) -> dict[str, Any] | None:
         return None
     if rules[1] != [[[1, each], [2, 1]], 0, 1, "fill"]:
         return None
-    steps = _steps(rules[2:], 3, 3 + count)
+    steps = steps_of(rules[2:], 3, 3 + count)
     sizes = {"size": list(shape[3 : 3 + count]), "sizes": list(shape[3 + count :])}
     return None if steps is None else {**sizes, **steps}
 
 
-def _steps(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
+def steps_of(rules: Sequence[Any], tap: int, place: int) -> dict[str, list[int]] | None:
     """Stride, dilation and leading padding of a convolution, for each spatial dimension, read from
     the index arithmetic of its windows. None if the arithmetic is not that of a convolution. tap,
     place: the index of the first dimension of taps, and of places, in the matrix of windows.

@@ -47,6 +47,7 @@ SHARED = {
     "strided",
     "turned_images",
     "views",
+    "weight_gradients",
 }
 RUNS = {step.name: step.run for step in PASSES}
 MACHINES = ("h200", "mi300x", "cpu-2")

@@ -25,7 +25,7 @@ class Panels(Body):
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         params = sig.read(MatmulParams)
-        return params.windows is None and params.tile[0] >= MIN_PACKED_ROWS
+        return not params.reads_images and params.tile[0] >= MIN_PACKED_ROWS
 
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         steps = (step for index in (0, 1) for step in side_strides(sig, index))

@@ -80,7 +80,7 @@ def _form(sig: Signature, machine: Machine) -> _Form | _Units | None:
     params = sig.read(MatmulParams)
     if any(o.dtype != "fp32" or o.packet for o in sig.operands[:2]) or sig.operands[2].packet:
         return None
-    if params.splits > 1 or params.windows or paired(sig):
+    if params.splits > 1 or params.reads_images or paired(sig):
         return None
     if served(sig, machine) or matmul_small.served(sig, machine):
         return None

@@ -59,7 +59,7 @@ def _shape(sig: Signature, machine: Machine) -> _Shape | None:
     a, b, out = sig.operands[:3]
     if params.expr is not None or paired(sig):
         return None
-    if params.splits > 1 or params.windows or served(sig, machine):
+    if params.splits > 1 or params.reads_images or served(sig, machine):
         return None
     if matmul_small.served(sig, machine):
         return None

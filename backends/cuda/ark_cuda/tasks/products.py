@@ -20,7 +20,7 @@ from ark.tasks import text
 from ark.tasks.matmul_form import by_halves, deal, dims, k_range, part_of_k, rotates
 from ark.tasks.matmul_params import MatmulParams, WindowParams
 from ark.tasks.matmul_text import outputs
-from ark_cuda.tasks import code_products, halves, pairs, product_store, windows
+from ark_cuda.tasks import code_products, halves, pairs, pixels, product_store, windows
 from ark_cuda.tasks.inline import header
 from ark_cuda.tasks.pairs import MIN_TILE_COLUMNS, tile_columns
 from ark_cuda.tasks.stages import STAGES_BYTES
@@ -153,7 +153,7 @@ def _lines(sig: Signature) -> int:
     _, _, k = dims(sig)
     deep, part = STAGE_K_BYTES // sig.operands[0].itemsize, part_of_k(sig)
     across = params.transpose_a or not params.transpose_b
-    if k % deep or k != _depth(sig) or across or not _flat(sig):
+    if params.pixels or k % deep or k != _depth(sig) or across or not _flat(sig):
         return 1
     counts = part // deep, (k % part or part) // deep
     for lines, stages in DEEPER:
@@ -191,6 +191,8 @@ def _mappable(sig: Signature, index: int) -> bool:
     at multiples of 16 bytes.
     """
     operand, convolution = sig.operands[index], _windows(sig, index)
+    if sig.read(MatmulParams).pixels is not None:
+        return pixels.serves(sig, index)
     if convolution is not None:
         return windows.serves(operand, convolution)
     return len(operand.shape) <= 4 and all(
@@ -215,7 +217,9 @@ def maps(sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
     box_maps = []
     for i, rows in ((0, a_rows), (1, b_rows)):
         operand, seen = sig.operands[i], _windows(sig, i)
-        if seen is not None:
+        if params.pixels is not None:
+            box_maps.append(pixels.pixel_map(sig, i, rows, params.pixels))
+        elif seen is not None:
             box_maps.append(windows.window_map(operand, i, rows, seen))
         elif params.windows is not None and _depth(sig) > dims(sig)[2]:
             source = sig.operands[params.windows.side]
@@ -347,9 +351,13 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
     k0, k1 = _k_range(sig)
     flat, first = _flat(sig), len(sig.operands)
     padded = sig.read(MatmulParams).windows if _depth(sig) > dims(sig)[2] else None
+    summed = sig.read(MatmulParams).pixels
     batches = []
     for index in (0, 1):
         operand, seen = sig.operands[index], _windows(sig, index)
+        if summed is not None:
+            batches.append(f"{pixels.pixel_type(sig, index, summed)}{{}}")
+            continue
         if seen is not None:
             batches.append(f"{windows.window_type(operand, seen)}{{}}")
             continue
@@ -362,6 +370,7 @@ def load(name: str, sig: Signature, machine: Machine) -> str | None:
         batches.append(f"ArkBatch<{', '.join(str(f).lower() for f in flags)}>{{}}")
     return (
         f"{windows.TAPS if padded is not None else ''}"
+        f"{pixels.PIXELS if summed is not None else ''}"
         f"ARK_DEVICE void {name}_load(ArkCtx& c, const ArkTask& t, ArkMatrixLoad& load) {{\n"
         f"  ark_matrix_load_product<{_product(sig)}>(\n"
         f"      c, t, load, t.operand[{first}], t.operand[{first + 1}], "

@@ -139,7 +139,7 @@ class Tiles(Body):
         params = sig.read(MatmulParams)
         if not (machine.has(Capability.MFMA) or machine.has(Capability.WMMA)):
             return False
-        if params.windows or is_thin(sig, machine) or by_halves(sig):
+        if params.reads_images or is_thin(sig, machine) or by_halves(sig):
             return False
         a, b, out = sig.operands[:3]
         plain = not any(o.packet for o in sig.operands)

@@ -1,5 +1,5 @@
-"""Training steps of networks of convolutions with channels last: which images are transposed, and
-that a step equals torch's.
+"""Training steps of networks of convolutions with channels last: gradients of weights sum over the
+pixels of images, and a step equals torch's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.lower.rewrite import channels_last as module
+from ark.lower.rewrite import weight_gradients
 from ark.lower.rewrite.channels_last import channels_last
 from ark.lower.rewrite.context import Context
 from tests.windows import in_place
@@ -20,22 +22,57 @@ H100 = registry.machine("h100")
 MAX_UPDATE_ERROR = 1e-4  # of an update, relative to its norm; all is in fp32
 
 
-def test_training_steps_transpose_images_only_for_gradients_of_weights() -> None:
-    """Between two convolutions, forward and backward, images keep rows of channels. The gradient of
-    each convolution's weights reads both of its images with pixels last.
-    """
+def pixel_products(x: list[int], w: list[int], **how: Any) -> list[Any]:
+    """The shapes of the operands of products over pixels in the gradient of a convolution."""
     model = ark.Model(0, 1)
     with ark.use_model(model):
-        x = ark.relu(ark.tensor((4, 64, 16, 16), ark.bf16))
-        first, second = (ark.tensor((64, 64, 3, 3), ark.bf16) for _ in range(2))
-        y = ark.conv(ark.relu(ark.conv(x, first, padding=1)), second, padding=1)
-        ark.grad(y, [first, second], ark.tensor(y.shape(), ark.bf16))
+        image, weight = ark.tensor(x, ark.bf16), ark.tensor(w, ark.bf16)
+        y = ark.conv(image, weight, **how)
+        ark.grad(ark.reduce_sum(ark.reshape(y * y, [-1]), 0), [image, weight])
     nodes = channels_last(model.graph, Context(H100)).nodes
-    images = [n for n in nodes if n.type == "transpose" and n.outputs[0].elements == 4 * 64 * 256]
-    moved = [[t.shape for t in (*n.inputs, *n.outputs)] for n in images]
-    pixels = [(1024, 64), (64, 1024)]
-    assert moved.count(pixels) == 4
-    assert len(moved) == 6  # the first image and the last gradient come with channels first
+    return [
+        [t.shape for t in n.inputs]
+        for n in nodes
+        if n.type == "matmul" and n.attrs.get("pixels") is not None
+    ]
+
+
+def test_weights_of_a_convolution_are_summed_over_pixels() -> None:
+    shapes = pixel_products([4, 64, 30, 28], [128, 64, 3, 3], padding=1)
+    assert shapes == [[(128, 4, 30 * 32), (3 * 64, 4, 30 * 32)]]
+
+
+def test_rows_of_pixels_end_where_box_copies_can_begin() -> None:
+    """A window's rows are 14 rows of 16 pixels apart, of which two are zeros."""
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        image, weight = ark.tensor((4, 64, 14, 14), ark.bf16), ark.tensor((64, 64, 3, 3), ark.bf16)
+        y = ark.conv(image, weight, padding=3, dilation=3)
+        ark.grad(ark.reduce_sum(ark.reshape(y * y, [-1]), 0), weight)
+    nodes = channels_last(model.graph, Context(H100)).nodes
+    (product,) = (n for n in nodes if n.attrs.get("pixels") is not None)
+    assert [t.shape for t in product.inputs] == [(64, 4, 14 * 16), (3 * 64, 4, 14 * 16)]
+    windows = {"rows": 3, "stride": 1, "dilation": 3, "before": 3}
+    assert product.attrs["pixels"] == {**windows, "pitch": 16, "chunk": 64}
+
+
+def test_rows_of_an_image_are_stored_by_their_remainder_by_the_stride() -> None:
+    shapes = pixel_products([4, 64, 31, 32], [64, 64, 3, 3], padding=1, stride=2)
+    assert shapes == [[(64, 4, 16 * 16), (2 * 3 * 64, 4, 16 * 16)]]
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "how"),
+    [
+        ([4, 64, 32, 32], [64, 64, 1, 1], {"stride": 2}),
+        ([4, 48, 32, 32], [64, 48, 3, 3], {"padding": 1}),
+        ([4, 64, 32, 32], [64, 16, 3, 3], {"padding": 1, "groups": 4}),
+        ([4, 64, 32, 32], [64, 64, 1, 1], {}),
+    ],
+    ids=["stride", "channels", "groups", "pixels"],
+)
+def test_other_convolutions_keep_their_form(x: list[int], w: list[int], how: Any) -> None:
+    assert not pixel_products(x, w, **how)
 
 
 def network() -> Any:
@@ -84,10 +121,20 @@ def test_training_step_equals_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     loss.backward()
     before = {name: p.detach().clone() for name, p in module_of.named_parameters()}
     in_place(monkeypatch)
+    monkeypatch.setattr(weight_gradients, "window_cuts", lambda *_: ["any number of columns"])
+    counts: list[int] = []
+
+    def counted(*given: Any) -> Any:
+        gradients = weight_gradients.weight_gradients(*given)
+        counts.append(len(gradients))
+        return gradients
+
+    monkeypatch.setattr(module, "weight_gradients", counted)
     ark.init(backend="cpu")
     step = ark.training_model(module_of, None, torch.optim.SGD(module_of.parameters(), 0.1))
     got = float(step(given, classes))
     step.close()
+    assert max(counts) == 6
     assert abs(got - float(loss)) < 1e-5 * abs(float(loss))
     for name, parameter in wanted.named_parameters():
         change = (module_of.get_parameter(name).detach() - before[name]) / -0.1
