@@ -1,5 +1,5 @@
-"""Attention of one row of a decoder: windows are divided among tasks where a warp leads, and queries,
-keys and values with norms of single heads come from one product.
+"""Attention of one row of a decoder: windows are divided among tasks where a warp leads, and
+queries, keys and values with norms of single heads come from one product.
 """
 
 from __future__ import annotations
