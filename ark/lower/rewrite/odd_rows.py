@@ -107,7 +107,7 @@ def _able(graph: Graph, context: Context) -> set[int]:
             if not node.virtual and tensor.buffer.arena == "activation":
                 nodes[tensor.buffer.id].append(node)
                 tensors[tensor.buffer.id].append(tensor)
-    read = graph.view.uses  # the other buffers hold results
+    read = graph.view.reads  # the other buffers hold results
     hidden = (i for i in tensors if read[i] and i not in context.kept | graph.received)
     return {
         i
