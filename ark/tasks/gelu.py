@@ -1,6 +1,6 @@
 """Recognises GELU in an expression, written out by its definition or by its approximation with
-tanh. The device computes it as one function, with a third of the instructions or fewer. Called by
-the writer of expressions.
+tanh, and the derivative of its definition. The device computes them as one function, with a third
+of the instructions or fewer. Called by the writer of expressions.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any
 Tree = Sequence[Any]
 NUMBER_TOLERANCE = 1e-6  # relative tolerance: constants may have been rounded to fp32
 CUBIC_COEFFICIENT = 0.044715  # of x^3 in the approximation with tanh
+DENSITY_SCALE = 1.0 / math.sqrt(2.0 * math.pi)  # the normal distribution's density at 0
 
 
 @dataclass(frozen=True)
 class Gelu:
-    """A GELU that was recognised. argument: the tree to which GELU is applied. function: the name
-    of the device function.
+    """A GELU, or its derivative, that was recognised. argument: the tree to which it is applied.
+    function: the name of the device function.
     """
 
     function: str
@@ -28,8 +29,11 @@ class Gelu:
 
 def gelu_of(tree: Tree) -> Gelu | None:
     """The GELU that a checked tree computes: x / 2 * (1 + erf(x / sqrt(2))), or x / 2 * (1 +
-    tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), with the factors in any order. None for other trees.
+    tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), with the factors in any order. Also the derivative of
+    the first form, (1 + erf(x / sqrt(2))) / 2 + x e^(-x^2 / 2) / sqrt(2 pi). None for other trees.
     """
+    if tree[0] == "add":
+        return next(filter(None, (_slope(*pair) for pair in _orders(tree))), None)
     if tree[0] != "mul":
         return None
     for first, second in _orders(tree):
@@ -46,6 +50,37 @@ def gelu_of(tree: Tree) -> Gelu | None:
             if any(_is(a, 0.5) and b == gelu.argument for a, b in halves):
                 return gelu
     return None
+
+
+def _slope(first: Tree, second: Tree) -> Gelu | None:
+    """The derivative of GELU that the sum of two trees computes: `first` is the normal distribution
+    function of x, and `second` is x times its density.
+    """
+    if first[0] != "mul":
+        return None
+    halves = (normal for half, normal in _orders(first) if _is(half, 0.5))
+    gelu = next(filter(None, map(_twice_normal, halves)), None)
+    if gelu is None or gelu.function != "ark_gelu_erf":
+        return None
+    x = gelu.argument
+    factors = list(_factors(second, (x,)))
+    numbers = [f[1] for f in factors if f[0] == "number"]
+    powers = [f for f in factors if f[0] == "exp"]
+    rest = [f for f in factors if f[0] not in ("number", "exp")]
+    scaled = math.isclose(math.prod(numbers), DENSITY_SCALE, rel_tol=NUMBER_TOLERANCE)
+    if not scaled or rest != [x] or len(powers) != 1 or not _is_half_square(powers[0][1], x):
+        return None
+    return Gelu("ark_gelu_erf_slope", x)
+
+
+def _is_half_square(tree: Tree, x: Tree) -> bool:
+    """True for -x^2 / 2, also where both factors are x / sqrt(2)."""
+    if tree[0] != "neg":
+        return False
+    factors = list(_factors(tree[1], (x,)))
+    numbers = [f[1] for f in factors if f[0] == "number"]
+    rest = [f for f in factors if f[0] != "number"]
+    return rest == [x, x] and math.isclose(math.prod(numbers), 0.5, rel_tol=NUMBER_TOLERANCE)
 
 
 def _orders(tree: Tree) -> Iterator[tuple[Tree, Tree]]:

@@ -16,6 +16,7 @@ from ark.tasks.gelu import Gelu, gelu_of
 
 X = ["add", leaf(0), leaf(1)]
 HALF, ONE = number(0.5), number(1.0)
+DENSITY = 1 / math.sqrt(2 * math.pi)
 NORMAL = ["add", ["erf", ["mul", X, number(math.sqrt(0.5))]], ONE]
 BY_ROOT = ["add", ONE, ["erf", ["div", X, number(float(np.float32(math.sqrt(2))))]]]
 SAME = [
@@ -53,6 +54,28 @@ OTHER_TANH = [
     ["tanh", ["mul", ["mul", leaf(0), SCALE], ["add", ONE, ["mul", CUBIC, SQUARE]]]],
     ["tanh", ["mul", SCALE, ["add", ONE, ["mul", CUBIC, SQUARE]]]],
 ]
+ROOT = ["mul", X, number(math.sqrt(0.5))]
+POWERS = [["exp", ["neg", ["mul", ROOT, ROOT]]], ["exp", ["neg", ["mul", SQUARE, HALF]]]]
+SLOPES = [
+    ["add", ["mul", NORMAL, HALF], ["mul", ["mul", X, number(DENSITY)], POWERS[1]]],
+    [
+        "add",
+        ["mul", ["mul", X, HALF], ["mul", POWERS[0], number(2 * DENSITY)]],
+        ["mul", HALF, BY_ROOT],
+    ],
+]
+OTHER_SLOPES = [
+    ["add", ["mul", NORMAL, HALF], ["mul", ["mul", X, number(0.4)], POWERS[1]]],
+    ["add", ["mul", NORMAL, HALF], ["mul", number(DENSITY), POWERS[1]]],
+    ["add", ["mul", NORMAL, HALF], ["mul", ["mul", X, number(DENSITY)], ["exp", ["neg", SQUARE]]]],
+    [
+        "add",
+        ["mul", NORMAL, HALF],
+        ["mul", ["mul", X, number(DENSITY)], ["exp", ["mul", SQUARE, HALF]]],
+    ],
+    ["add", ["mul", NORMAL, number(0.6)], ["mul", ["mul", X, number(DENSITY)], POWERS[1]]],
+    ["add", ["mul", ["add", ONE, TANH[0]], HALF], ["mul", ["mul", X, number(DENSITY)], POWERS[1]]],
+]
 
 
 def by_tanh(tanh):
@@ -63,7 +86,8 @@ def by_tanh(tanh):
     ("tree", "function"),
     [(t, "ark_gelu_erf") for t in SAME]
     + [(by_tanh(t), "ark_gelu") for t in TANH]
-    + [(["mul", HALF, ["mul", ["add", TANH[0], ONE], X]], "ark_gelu")],
+    + [(["mul", HALF, ["mul", ["add", TANH[0], ONE], X]], "ark_gelu")]
+    + [(t, "ark_gelu_erf_slope") for t in SLOPES],
 )
 def test_each_order_of_factors_is_one_call(tree, function) -> None:
     assert gelu_of(tree) == Gelu(function, X)
@@ -74,7 +98,7 @@ def test_each_order_of_factors_is_one_call(tree, function) -> None:
     assert written_size(tree) == 1 + size(X)
 
 
-@pytest.mark.parametrize("tree", [*OTHER, *(by_tanh(t) for t in OTHER_TANH)])
+@pytest.mark.parametrize("tree", [*OTHER, *(by_tanh(t) for t in OTHER_TANH), *OTHER_SLOPES])
 def test_other_factors_are_computed_as_they_are(tree) -> None:
     assert gelu_of(tree) is None
     assert written_size(tree) == size(tree)
@@ -100,6 +124,22 @@ def test_values_equal_torch(approximate) -> None:
     values = call(x).eval()
     want = torch.nn.functional.gelu(x.double(), approximate=approximate)
     np.testing.assert_allclose(np.asarray(values), want.numpy(), rtol=5e-5, atol=1e-12)
+
+
+def test_slopes_equal_torch() -> None:
+    """The derivative of GELU by its definition, beside torch's gradient in float64."""
+    torch = pytest.importorskip("torch")
+    x = torch.cat([torch.linspace(-8, 8, 4001), torch.tensor([0.0, 50.0, -50.0, torch.nan])])
+    given = ark.tensor(list(x.shape), ark.fp32)
+    slope = ark.grad(ark.gelu_erf(given), given, ark.ones(list(x.shape), ark.fp32))
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        given.from_numpy(x.numpy())
+        runtime.run()
+        values = slope.to_numpy()
+    exact = x.double().requires_grad_()
+    (want,) = torch.autograd.grad(torch.nn.functional.gelu(exact).sum(), exact)
+    np.testing.assert_allclose(values, want.numpy(), rtol=1e-6, atol=4e-7)
 
 
 def test_values_of_the_written_form_equal_torch() -> None:

@@ -194,12 +194,9 @@ ARK_DEVICE float ark_gelu(float v) {
   const float power = ark_power_of_two(v * (-2.30220820f - 0.102943240f * (v * v)));
   return v * ark_reciprocal_flushed(1.0f + power);
 }
-// GELU by its definition with erf, without branches. It is computed as max(v, 0) - |v| Q, so that
-// there is no cancellation for v < 0. Q is the normal distribution's tail beyond |v|; ln Q is a
-// polynomial of least weighted error on [0, 6]. The absolute error is at most 4e-7. For negative v,
-// the error relative to the result is at most 2e-5 down to v = -4, and 4e-5 down to v = -6.
-ARK_DEVICE float ark_gelu_erf(float v) {
-  const float size = v < 0.0f ? -v : v, a = size < 16.0f ? size : 16.0f;
+// The normal distribution's tail beyond a, for a from 0 to 16. Its logarithm is a polynomial of least
+// weighted error on [0, 6].
+ARK_DEVICE float ark_normal_tail(float a) {
   float p = -3.18799977e-7f;
   p = 5.18092611e-6f + p * a;
   p = -2.55013333e-7f + p * a;
@@ -209,7 +206,21 @@ ARK_DEVICE float ark_gelu_erf(float v) {
   p = -0.459009498f + p * a;
   p = -1.15112698f + p * a;
   p = -1.0f + p * a;
-  return (v < 0.0f ? 0.0f : v) - a * ark_power_of_two(p);
+  return ark_power_of_two(p);
+}
+// GELU by its definition with erf, without branches. It is computed as max(v, 0) - |v| Q, so that
+// there is no cancellation for v < 0. Q is the normal distribution's tail beyond |v|. The absolute
+// error is at most 4e-7. For negative v, the error relative to the result is at most 2e-5 down to
+// v = -4, and 4e-5 down to v = -6.
+ARK_DEVICE float ark_gelu_erf(float v) {
+  const float size = v < 0.0f ? -v : v, a = size < 16.0f ? size : 16.0f;
+  return (v < 0.0f ? 0.0f : v) - a * ark_normal_tail(a);
+}
+// The derivative of ark_gelu_erf: the normal distribution function, plus v times its density.
+ARK_DEVICE float ark_gelu_erf_slope(float v) {
+  const float size = v < 0.0f ? -v : v, tail = ark_normal_tail(size < 16.0f ? size : 16.0f);
+  const float density = 0.398942280f * ark_power_of_two(-0.721347520f * (v * v));
+  return (v < 0.0f ? tail : 1.0f - tail) + v * density;
 }
 
 #if !defined(ARK_HAS_ERF)
