@@ -194,8 +194,8 @@ ARK_DEVICE float ark_gelu(float v) {
   const float power = ark_power_of_two(v * (-2.30220820f - 0.102943240f * (v * v)));
   return v * ark_reciprocal_flushed(1.0f + power);
 }
-// The normal distribution's tail beyond a, for a from 0 to 16. Its logarithm is a polynomial of least
-// weighted error on [0, 6].
+// The normal distribution's tail beyond a, for a from 0 to 16. Its logarithm is a polynomial of
+// least weighted error on [0, 6].
 ARK_DEVICE float ark_normal_tail(float a) {
   float p = -3.18799977e-7f;
   p = 5.18092611e-6f + p * a;

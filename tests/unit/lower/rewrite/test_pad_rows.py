@@ -89,3 +89,15 @@ def test_plans_with_padded_rows_are_verified(machine: str) -> None:
     assert padded
     nbytes = {b.id: b.nbytes for b in task_plan.buffers}
     assert all(nbytes[t.buffer] == 256 * 200 * t.itemsize for t in padded)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_rows_are_padded_where_other_tensors_view_them(machine: str) -> None:
+    """Views have numbers of their own, so that tensors and buffers are numbered differently."""
+    with ark.use_model(ark.Model()) as model:
+        q, k = ark.tensor([2, 128, 64], ark.bf16), ark.tensor([197, 64], ark.bf16)
+        scores = ark.matmul(ark.reshape(q, [256, 64]), k, transpose_other=True)
+        values = ark.reshape(ark.tensor([394, 32], ark.bf16), [197, 64])
+        ark.matmul(ark.reshape(ark.softmax(ark.reshape(scores, [2, 128, 197])), [256, 197]), values)
+    graph = prepare(model.graph, registry.machine(machine)).graph
+    assert pitches(graph, 197) == {200}
