@@ -8,7 +8,8 @@ is then not needed either. torch.nn.MultiheadAttention with batch_first=False ha
 around both of its projections.
 
 A chain (first transpose, ops on rows, last transpose) is rewritten if at least one of the two
-transposes can be removed. Listed in ark.lower.passes.
+transposes can be removed. ark.lower.rewrite.row_regions then removes transposes around rows that
+several ops read, as in training. Listed in ark.lower.passes.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.row_regions import reordered
 from ark.lower.rewrite.views import UNSEEN, same_elements, whole
 from ark.tasks import expression
 
@@ -32,7 +34,7 @@ def cancel_transposes(graph: Graph, context: Context) -> Graph:
     """
     while (rewritten := _rewritten(graph, context.kept)) is not None:
         graph = rewritten
-    return graph
+    return reordered(graph, context.kept)
 
 
 def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:

@@ -1,6 +1,6 @@
 """Removes transposes and copies that a rewrite has made unnecessary.
 
-Called by ark.lower.rewrite.fuse_attention.
+Called by fuse_attention and row_regions in ark.lower.rewrite.
 """
 
 from __future__ import annotations

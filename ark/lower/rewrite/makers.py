@@ -1,8 +1,8 @@
 """Finds the node that computes a tensor. Passes that recognise a pattern of several nodes use it to
 go backwards from the pattern's last node.
 
-Called by fuse_attention, fuse_rmsnorm, fuse_rotary, keep_row_order, compose_remaps and merge_equal
-in ark.lower.rewrite.
+Called by fuse_attention, fuse_rmsnorm, fuse_rotary, keep_row_order, compose_remaps, merge_equal and
+row_regions in ark.lower.rewrite.
 """
 
 from __future__ import annotations

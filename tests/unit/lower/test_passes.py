@@ -44,6 +44,7 @@ SHARED = {
     "makers",
     "masks",
     "odd_rows",
+    "row_regions",
     "strided",
     "turned_images",
     "views",

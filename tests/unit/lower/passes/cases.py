@@ -90,6 +90,14 @@ def _turned_rows() -> None:
     ark.relu(ark.transpose(ark.reshape(y, [64, 8, 48]), [1, 0, 2]))
 
 
+def _turned_rows_trained() -> None:
+    x, w = ark.tensor([8, 64, 32], fp32), ark.parameter([48, 32], fp32, name="w")
+    y = ark.linear(ark.reshape(ark.transpose(x, [1, 0, 2]), [512, 32]), w)
+    result = ark.relu(ark.transpose(ark.reshape(y, [64, 8, 48]), [1, 0, 2]))
+    for gradient in ark.grad([result], [x, w], [ark.tensor([8, 64, 48], fp32)]):
+        ark.exp(gradient)
+
+
 def _norm_by_ops() -> None:
     x, w = ark.tensor([64, 256], bf16), ark.parameter([256], bf16, name="w")
     wide = ark.cast(x, fp32)
@@ -325,6 +333,7 @@ CASES = (
     Case("inline_all_reduce", _summed_row, ranks=2),
     Case("fold_transposes", _transposed),
     Case("cancel_transposes", _turned_rows),
+    Case("cancel_transposes", _turned_rows_trained, label="with_gradients"),
     Case("fuse_rmsnorm", _norm_by_ops),
     Case("fuse_rotary", _rotary_by_ops),
     Case("channels_last", _convolution),
