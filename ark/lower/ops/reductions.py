@@ -175,7 +175,9 @@ def _narrow(node: Node, outer: int, inner: int, machine: Machine) -> int:
     parts, or if tasks of REDUCE_COLUMNS columns keep the processors busy.
 
     A few columns may take as long as the parts of more columns, a second task and the
-    synchronisation before it.
+    synchronisation before it. Short parts of rows are read at a lower rate: each takes as long as
+    if it had another sector. (On an H200, 1,576 rows of 16 columns of bf16 took 6.0 us, 394 rows of
+    64 columns 3.4 us.)
     """
     source, costs = node.inputs[0], machine.costs
     count = source.shape[node.read(ReduceAttributes).axis]
@@ -185,9 +187,15 @@ def _narrow(node: Node, outer: int, inner: int, machine: Machine) -> int:
     columns = SECTOR_BYTES // source.dtype.itemsize
     while columns < REDUCE_COLUMNS and outer * -(-inner // columns) > machine.processors:
         columns *= 2
-    each = sum(t.dtype.itemsize for t in node.inputs if t.shape == source.shape)
-    more = (count * columns - count // splits * REDUCE_COLUMNS) * each
-    return columns if more <= (costs.task_us + costs.signal_us) * costs.column_rate else 0
+    full = [t.dtype.itemsize for t in node.inputs if t.shape == source.shape]
+
+    def moved(rows: int, columns: int) -> int:
+        """The bytes whose reading takes as long as that of so many rows of a few columns."""
+        return rows * sum(columns * size + SECTOR_BYTES for size in full)
+
+    more = moved(count, columns) - moved(count // splits, REDUCE_COLUMNS)
+    sums = splits * REDUCE_COLUMNS * fp32.itemsize  # bytes that the second task reads
+    return columns if more <= (costs.task_us + costs.signal_us) * costs.column_rate + sums else 0
 
 
 def _emit_reduce(
