@@ -150,6 +150,8 @@ class Costs:
         operand do not begin at multiples of 16 bytes.
     column_rate: bytes per microsecond that one processor adds up in columns of a few thousand
         elements, while others do so too.
+    column_row_bytes: bytes by which each row of such columns counts as longer, because short rows
+        are read at a lower rate.
     few_rate: operations of one processor in products with 9 to 16 rows or columns, which read this
         narrow operand from the last-level cache repeatedly.
     staged_rate: the same for fp32 in the variant `block`, where the operand is read from shared
@@ -230,6 +232,7 @@ class Costs:
     exact_rate: Rate = 20e3
     unaligned_share: Work = 0.0
     column_rate: Rate = 16e3
+    column_row_bytes: Bytes = 0
     few_rate: Rate = 20e3
     staged_rate: Work = 0.0
     packet_bytes: Bytes = 2 << 10
