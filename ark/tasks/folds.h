@@ -130,19 +130,24 @@ ARK_DEVICE void ark_join_packs(T (&part)[V], const T (&value)[U][V], const There
 }
 // Exponentials of several elements are added after their largest one is known, so that a sum is
 // scaled once for all of them. A total of -inf alone is not subtracted, because that would be NaN.
+// An element that does not exist counts as -inf, so that no exponential is in a branch. The
+// relative error of an exponential of v <= 0 is at most 1e-7 (1 - v).
 template <class F, int U, int V, class There>
 ARK_DEVICE void ark_join_packs(ArkExpSum (&part)[V], const ArkExpSum (&value)[U][V],
                                const There& there) {
+  const auto power = [](float v) { return ark_power_of_two(1.44269504f * v); };
 #pragma unroll
   for (int j = 0; j < V; ++j) {
-    float most = part[j].most;
+    float most = part[j].most, given[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u)
-      most = there(u) && value[u][j].most > most ? value[u][j].most : most;
+    for (int u = 0; u < U; ++u) {
+      given[u] = there(u) ? value[u][j].most : -ark_inf();
+      most = given[u] > most ? given[u] : most;
+    }
     const float from = most == -ark_inf() ? 0.0f : most;
-    float sum = part[j].sum * ark_exp(part[j].most - from);
+    float sum = part[j].sum * power(part[j].most - from);
 #pragma unroll
-    for (int u = 0; u < U; ++u) sum += there(u) ? ark_exp(value[u][j].most - from) : 0.0f;
+    for (int u = 0; u < U; ++u) sum += power(given[u] - from);
     part[j] = {most, sum};
   }
 }

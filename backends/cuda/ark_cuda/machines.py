@@ -100,7 +100,8 @@ BOX_TILES = BoxTiles(
 # step of ResNet-18 in fp32: copies whose last dimensions are windows of 3x3 (14,112 elements in
 # 18.2 us) and sums of rows of 9 elements (225,792 in 169 us). column_rate from sums of a BERT's
 # bias gradients (256 rows of 64 columns in bf16: 2.8 us). column_row_bytes from sums of 1,576 rows
-# of 16 columns of bf16 (6.0 us) and of 394 rows of 64 columns (3.4 us), 2026-12-01.
+# of 16 columns of bf16 (6.0 us) and of 394 rows of 64 columns (3.4 us), and from GPT-2's training
+# step, where parts of 2,048 rows of 32 columns brought nothing (2026-12-01).
 HOPPER = Costs(
     source="measured on H100 and H200, 2026-11",
     signal_us=0.7,
@@ -120,7 +121,7 @@ HOPPER = Costs(
     exact_rate=320e3,
     unaligned_share=0.6,
     column_rate=16e3,
-    column_row_bytes=32,
+    column_row_bytes=22,
     few_rate=83e3,
     staged_rate=140e3,
     packet_bytes=512 << 10,
