@@ -36,8 +36,7 @@ def computed(build: Callable[..., Tensor], folder: Path, *given: np.ndarray) -> 
     planned = plan(model.graph, machines.MODELS["h200"].with_processors(FEW_PROCESSORS), {})
     block = Block(planned, folder)
     for i, array in enumerate(given):
-        read = [t.id for t in planned.tensors if t.buffer == inputs[i].ir.buffer.id]
-        view = block.tensors[read[0]]
+        view = block.named(f"in{i}")
         view[...] = array.reshape(view.shape)
     for op in planned.ops:
         block.run(op)
@@ -128,3 +127,24 @@ def test_softmax_of_short_odd_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         result.reshape(array.shape), powers / powers.sum(1, keepdims=True), 1e-5
     )
+
+
+@pytest.mark.parametrize("columns", [4096, 5000])
+def test_sums_of_exponentials(columns: int, tmp_path: Path) -> None:
+    """Rows that end within the elements that threads add at once, infinite elements and NaN."""
+    array = (4 * RANDOM.standard_normal((9, columns))).astype(np.float32)
+    array[1, 5:], array[2, 1::2], array[3] = -np.inf, -np.inf, 30 * array[3]
+    array[4, 7], array[5, 9], array[6] = np.inf, np.nan, -np.inf
+
+    def build(x: Tensor, first: Tensor) -> Tensor:
+        return ark.gather_elements(ark.log_softmax(x), ark.cast(first, ark.int32), 1)
+
+    with np.errstate(invalid="ignore"):
+        shifted = array.astype(np.float64) - array.max(1, keepdims=True)
+        want = (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[:, :1]
+    first = np.zeros(want.shape, np.float32)
+    got = computed(build, tmp_path, array, first).reshape(want.shape)
+    fine = np.isfinite(want)
+    assert fine.sum() == 6
+    assert not np.isfinite(got[~fine]).any()
+    np.testing.assert_allclose(got[fine], want[fine], rtol=1e-6, atol=1e-5)
