@@ -99,9 +99,9 @@ struct ArkExpSum {
   float most, sum;
 };
 template <typename T>
-constexpr bool ark_is_exp_sum = false;
+inline constexpr bool ark_is_exp_sum = false;
 template <>
-constexpr bool ark_is_exp_sum<ArkExpSum> = true;
+inline constexpr bool ark_is_exp_sum<ArkExpSum> = true;
 template <>
 struct ArkTotal<ArkExpSum> {
   ARK_DEVICE ArkExpSum of(float v) { return {v, 1.0f}; }
