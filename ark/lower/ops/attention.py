@@ -132,7 +132,7 @@ def streamed_rows(cache: ir.Tensor, group: int, machine: Machine) -> int:
     rows = min(machine.stage_bytes // (2 * row) // STREAMED * STREAMED, MOST_STREAMED)
     if not machine.ring_bytes:
         return rows
-    enough = machine.warps
+    enough = min(machine.warps, MIN_STAGED_WARPS)
     fits = group <= MAX_GROUP_HEADS and staged_warps(group, width, machine) >= enough
     return rows if fits and machine.variant.role(COMMUNICATE) else 0
 

@@ -34,10 +34,6 @@ BOXED = ("mma.h", "attention_staged.h", "attention_boxed_sums.h", "attention_box
 MAX_STAGE_POSITIONS = 64  # the most positions of a stage; a warp's registers hold their scores
 MAX_GROUP_HEADS = 8  # the most query heads of a key/value head; registers hold their sums
 
-# The most query heads of a key/value head for which the body is inlined into the loop. The sums of
-# more heads take so many registers that the loop's variables would be stored in local memory.
-MAX_INLINED_HEADS = 4
-
 
 def _shape(sig: Signature) -> tuple[int, int]:
     """The number of query heads per key/value head, and the number of elements of a head."""
@@ -161,8 +157,7 @@ class FromRing(_Cached):
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         more = (_staged(sig, machine), staged_warps(*_shape(sig), machine))
         call = _call(sig, self.callee, (*more, *self.window(sig)), staged=True)
-        few = _shape(sig)[0] <= MAX_INLINED_HEADS
-        return inline.inlined(name, call, machine, often=few)
+        return inline.inlined(name, call, machine)
 
 
 class PagesFromRing(FromRing):
