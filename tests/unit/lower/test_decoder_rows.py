@@ -14,6 +14,7 @@ from ark.ir.dtype import bf16
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
 from ark.models.plans import make_plans
+from ark.plan.serialize import from_json, to_json
 from ark.plan.types import Plan
 from tests.cases.decoders import CASES
 from tests.checkpoints import make_checkpoint
@@ -38,6 +39,10 @@ def test_window_of_one_row_is_divided_where_a_warp_leads(
     assert [p["window"] for p in own] == ([256, 256] if divided else [])
     assert ("attention_tiles" in kinds) != divided
     assert all(p["splits"] > 1 for p in own)  # only the task that merges parts adds sinks
+    tasks = (t for processor in plan.phases[-1].processors for t in processor)
+    windows_read = {f.growth.window for t in tasks for f in t.fetches if f.growth}
+    assert windows_read == ({0, 256} if divided else {0})  # one layer sees all positions
+    assert from_json(to_json(plan)) == plan
 
 
 def test_projections_with_norms_of_heads_are_one_product(tmp_path: Path) -> None:
