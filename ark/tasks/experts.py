@@ -61,7 +61,7 @@ from ark.tasks.row_values import bytes_of
 MIN_BLOCK_ROW_ELEMENTS = 4096  # with few rows of at least this length, a block processes each row
 MIN_SORTED_RESULTS = 5  # rows are sorted for at least this k; else the maximum is searched k times
 MAX_PACKET_ROW, MAX_PACKET_RESULTS = 512, 32  # elements and k of a row that is read as packets
-MAX_HELD = 8  # elements of a short row that a lane holds
+MAX_HELD_ELEMENTS = 8  # elements of a short row that a lane holds
 MAX_SINGLE_THREAD_RESULTS = 64  # results that a single thread keeps at once
 # Results of a task that are added up at once: ARK_EXPERT_TOTALS of experts.h.
 MAX_TOTAL_RESULTS = 256
@@ -88,7 +88,9 @@ def takes_softmax(n: int, k: int, machine: Machine) -> bool:
 
 def takes_row_softmax(n: int, k: int, machine: Machine) -> bool:
     """True if a task that chooses k of n elements can compute the softmax of all of them."""
-    return takes_softmax(n, k, machine) and (machine.threads == 1 or n <= machine.lanes * MAX_HELD)
+    return takes_softmax(n, k, machine) and (
+        machine.threads == 1 or n <= machine.lanes * MAX_HELD_ELEMENTS
+    )
 
 
 class TopK(TaskKind):
@@ -172,7 +174,7 @@ class TopK(TaskKind):
         each = self._each(sig, machine)
         sizes = params.rows, limit, n, params.k, vector
         # Each warp has one row. With more rows, the rows' loads are overlapped instead.
-        short = each and n <= machine.lanes * MAX_HELD and not params.least
+        short = each and n <= machine.lanes * MAX_HELD_ELEMENTS and not params.least
         short = short and (params.rows <= machine.warps or params.row_softmax)
         softmax = 2 if params.row_softmax else int(params.softmax)
         constants = (*sizes, each, short, *self._sorted(sig, machine), params.least, softmax)

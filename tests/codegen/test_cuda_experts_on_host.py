@@ -166,7 +166,7 @@ class Case(NamedTuple):
     total: bool
 
 
-EXPERTS = 5
+EXPERT_COUNT = 5
 CASES = {
     "bf16-gate": Case(bf16, 80, 200, 3, 16, 67, 2, 3, 64, False),
     "bf16-down": Case(bf16, 64, 96, 3, 5, 22, 1, 2, 32, True),
@@ -194,11 +194,11 @@ def call(case: Case, rows_alone: bool) -> str:
     if not isinstance(case.dtype, RowType):
         row = f"ArkFloatRow<ark_bf16, {case.columns}>"
     total = case.slots if case.total else 0
-    sizes = (row, "ark_bf16", case.rows, "true" if case.total else "false", EXPERTS)
+    sizes = (row, "ark_bf16", case.rows, "true" if case.total else "false", EXPERT_COUNT)
     constants = ", ".join(map(str, (*sizes, case.weights, total, case.units, case.chunk)))
     body = "ark_expert_units"
     if rows_alone:
-        parts = (case.rows, "false", EXPERTS, case.weights, 3 - case.weights, case.units)
+        parts = (case.rows, "false", EXPERT_COUNT, case.weights, 3 - case.weights, case.units)
         constants = ", ".join(map(str, ("ark_bf16", case.columns, *parts)))
         body = "ark_expert_ahead"
     value = "sum[0] * (1.0f + sum[1])" if case.weights == 2 else "sum[0]"
@@ -256,11 +256,11 @@ def library(case: Case, folder: Path, rows_alone: bool = False) -> ctypes.CDLL:
 
 def weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """The bytes of all experts' weights, and their values (experts, rows, columns)."""
-    shape = (EXPERTS, case.rows, case.columns)
+    shape = (EXPERT_COUNT, case.rows, case.columns)
     if not isinstance(case.dtype, RowType):
         exact = rng.standard_normal(shape).astype(bf16.numpy)
         return exact.view(np.uint8), exact.astype(np.float64)
-    rows, dtype = EXPERTS * case.rows, case.dtype
+    rows, dtype = EXPERT_COUNT * case.rows, case.dtype
     codes = rng.integers(-6, 7, (rows, case.columns)).astype(np.float32)
     scales = np.exp2(rng.integers(-9, 3, (rows, dtype.groups)).astype(np.float32))
     data = row_bytes(dtype, codes, scales)
@@ -280,8 +280,8 @@ def test_products_with_chosen_experts_equal_numpy(name: str, tmp_path: Path) -> 
     slots, columns = case.slots, case.columns
     x = rng.standard_normal((slots if case.total else 1, columns)).astype(np.float32)
     (first, one), (second, two) = weights(case, rng), weights(case, rng)
-    experts = rng.permutation(EXPERTS)[:slots].astype(np.int32)
-    bias = rng.standard_normal((EXPERTS, case.rows)).astype(np.float32)
+    experts = rng.permutation(EXPERT_COUNT)[:slots].astype(np.int32)
+    bias = rng.standard_normal((EXPERT_COUNT, case.rows)).astype(np.float32)
     residual = rng.standard_normal(case.rows).astype(np.float32)
     out = np.zeros((slots, case.rows), np.float32)
     arrays = (x, first, second, experts, bias, residual, out)

@@ -104,17 +104,17 @@ class _Finder:
         """The norms of single heads whose results these nodes rotate; empty unless each rotation
         has such a norm, with a weight that can be packed.
         """
-        norms = [self.source("rmsnorm", rotation.inputs[0]) for rotation in rotations]
-        found = [n for n in norms if n is not None]
-        if len(found) < len(norms):
+        sources = [self.source("rmsnorm", rotation.inputs[0]) for rotation in rotations]
+        norms = [n for n in sources if n is not None]
+        if len(norms) < len(sources):
             return []
-        epsilons = {n.read(NormAttributes).eps for n in found}
-        weights = [n.inputs[1] for n in found]
+        epsilons = {n.read(NormAttributes).eps for n in norms}
+        weights = [n.inputs[1] for n in norms]
         alike = len(epsilons) == len({w.dtype for w in weights}) == 1 and min(epsilons) > 0
-        fits = all(n.outputs[0].shape[-1] == width and n.outputs[0].dtype == fp32 for n in found)
+        fits = all(n.outputs[0].shape[-1] == width and n.outputs[0].dtype == fp32 for n in norms)
         own = all(w.shape == (width,) and self.may_be_packed(w) for w in weights)
         apart = weights[0].buffer.id != weights[1].buffer.id
-        return found if alike and fits and own and apart else []
+        return norms if alike and fits and own and apart else []
 
     def product(self, tensor: Tensor) -> Node | None:
         """The product with a weight that computes the tensor, if the tensor has a single reader and
@@ -320,8 +320,8 @@ def pack_weights(graph: Graph, context: Context) -> Graph:
 
 
 def _agreed(readers: Mapping[int, set[int]], group: Sequence[_Match]) -> bool:
-    """True if only the nodes of these matches read what is packed, so that it can be stored in
-    packed form only. readers: ids of the nodes that read each buffer.
+    """True if only the nodes of these matches read the packed tensors, so that these can be stored
+    in packed form only. readers: ids of the nodes that read each buffer.
     """
     members = {n.id for match in group for n in match.members}
     packed = (*group[0].weights, *group[0].biases, *group[0].norms)

@@ -19,12 +19,12 @@ from ark.plan.types import Plan
 from tests.cases.decoders import CASES
 from tests.checkpoints import make_checkpoint
 
-CONTEXT = 640
+CONTEXT_POSITIONS = 640
 
 
 def planned(folder: Path, machine: str, **config: Any) -> Plan:
     checkpoint = Checkpoint.open(make_checkpoint(folder, dtype="bfloat16", **config))
-    shape = Shape(checkpoint.config, bf16, CONTEXT, 0)
+    shape = Shape(checkpoint.config, bf16, CONTEXT_POSITIONS, 0)
     return make_plans(shape, registry.machine(machine))[0]
 
 

@@ -24,7 +24,7 @@ from ark.tasks.row_values import HEADER, bytes_of
 from ark_cuda.tasks import inline
 
 PIECE_BYTES = 16
-PIECES = 4  # lanes that load neighbouring pieces of one row; a unit is their columns
+LANE_PIECES = 4  # lanes that load neighbouring pieces of one row; a unit is their columns
 MAX_UNITS = 3  # the most units that a warp multiplies in a step; registers hold them
 TILE_ROWS = 16  # rows of weights that matrix units multiply at once
 # Steps whose weights a warp holds, with one unit and with more: ARK_UNITS_HELD of the header.
@@ -55,7 +55,7 @@ def _codes(sig: Signature) -> int:
     codes = PIECE_BYTES * 8 // weight.codes.bits
     whole = columns % codes == 0 and weight.group % codes == 0
     # Scales of less than a unit's columns are multiplied with the codes, in the values' type.
-    before = weight.group < columns and weight.group % (PIECES * codes) != 0
+    before = weight.group < columns and weight.group % (LANE_PIECES * codes) != 0
     fits = weight.values.name in VALUES and (not before or weight.scales == weight.values)
     return codes if whole and fits and not weight.zeros else 0
 
@@ -70,7 +70,7 @@ def _bytes(sig: Signature, machine: Machine, cut: _Cut) -> int:
     numbers of the experts.
     """
     weights, total = constants(sig)
-    inputs = cut.units * PIECES * _codes(sig)
+    inputs = cut.units * LANE_PIECES * _codes(sig)
     rows = _slots(sig) * cut.chunk
     held = STEPS_HELD[cut.units > 1] * cut.units * TILE_ROWS * _scale_bytes(sig)
     floats = machine.warps * (inputs + weights * rows) + (rows if total else 0)
@@ -82,8 +82,8 @@ def _scale_bytes(sig: Signature) -> int:
     weight, codes = by_name(sig.operands[1].dtype), _codes(sig)
     if not isinstance(weight, RowType) or weight.group in (weight.columns, 0):
         return 0
-    size = PIECES * codes // weight.group * weight.scales.itemsize
-    ahead = weight.group % (PIECES * codes) != 0 and size >= MIN_COPY_BYTES
+    size = LANE_PIECES * codes // weight.group * weight.scales.itemsize
+    ahead = weight.group % (LANE_PIECES * codes) != 0 and size >= MIN_COPY_BYTES
     return size if ahead and weight.scales_at % size == 0 else 0
 
 
@@ -98,7 +98,7 @@ def _cut(sig: Signature, machine: Machine) -> _Cut:
         chunk = next((n for n in chunks if _bytes(sig, machine, _Cut(units, n)) <= room), 0)
         if not chunk:
             break
-        items = slots * -(-sig.operands[1].shape[2] // (units * PIECES * _codes(sig)))
+        items = slots * -(-sig.operands[1].shape[2] // (units * LANE_PIECES * _codes(sig)))
         # A warp loads twice as much ahead with two units and more, so they are preferred.
         steps = -(-items // machine.warps) * units * -(-whole // chunk)
         if (steps, -units) < least:
