@@ -194,9 +194,8 @@ class MatmulAttributes(Attributes, frozen=True):
     head, if a rotary embedding rotates each element of a head's first half with the corresponding
     element of its second half; 0 without it. The cosines and sines are the last two inputs.
     windows, pixels: the convolution windows of an image, if one operand is the matrix of these
-    windows, and those of a convolution, if the product is the gradient of its weights
-    (ark.tasks.matmul_params). cut: (rows, columns, parts): the size of a tile, and the number of
-    parts of the inner dimension k; another op adds up the results of the parts.
+    windows, and those of a convolution whose weights' gradient the product is
+    (ark.tasks.matmul_params). cut: (rows, columns, parts): a tile's size, and the parts of k.
     """
 
     transpose_a: bool

@@ -82,12 +82,3 @@ def test_overwritten_input_keeps_the_chain_apart() -> None:
         result = ark.exp(x + 1.0)
         ark.copy(given, output=x)
         ark.grad([result], [x], [given])
-
-
-def test_rows_of_an_embedding_are_added_in_place() -> None:
-    """The tensor of zeros, as large as the table, is not copied."""
-    with ark.use_model(ark.Model()) as model:
-        table, ids = ark.parameter([4096, 64], ark.fp32), ark.tensor([100], ark.int32)
-        ark.grad(ark.embedding(ids, table), table, ark.ones([100, 64], ark.fp32))
-    (scatter,) = (n for n in model.graph.nodes if n.type == "scatter_elements")
-    assert scatter.inputs[0].buffer.id == scatter.outputs[0].buffer.id

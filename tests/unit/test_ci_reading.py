@@ -37,7 +37,7 @@ def test_gated_layer_includes_only_the_headers_of_its_form() -> None:
     own = reading.own(reading.traced("fused linear"), reading.traced("add"))
     unused = ("sampling.h", "rotary.h", "tasks/linear.h", "linear_tiles.h", "linear_batch.h")
     assert not [path for path in own if path.endswith(unused)]
-    assert len(own) <= 43 and sum(own.values()) <= 2700
+    assert len(own) <= 43 and sum(own.values()) <= 2800
 
 
 def test_terms_and_public_modules_stay_few() -> None:

@@ -60,12 +60,11 @@ def _concat(call: Call) -> Gradients:
 def scattered(
     shape: Sequence[int], ids: Tensor, updates: Tensor, axis: int, dtype: DataType
 ) -> Tensor:
-    """A tensor of zeros to which updates are added in place at the given indices along an axis.
-    Sums are computed in fp32.
+    """A tensor of zeros to which updates are added at the given indices along an axis. Sums are
+    computed in fp32.
     """
     wide = updates if updates.ir.dtype == fp32 else cast(updates, fp32)
-    summed = zeros(shape, fp32)
-    summed = scatter_elements(summed, ids, wide, axis, "add", output=summed)
+    summed = scatter_elements(zeros(shape, fp32), ids, wide, axis, "add")
     return summed if dtype == fp32 else cast(summed, dtype)
 
 
