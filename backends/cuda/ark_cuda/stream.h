@@ -395,7 +395,7 @@ ARK_DEVICE void ark_stream_run(const ArkParams* p, ark_u32 processor) {
   }
   // A block must not end while copies to its shared memory are in flight. A copy that was started
   // always completes, so this wait needs no time limit.
-  for (ark_u32 back = ARK_MOST_IN_FLIGHT; back > 0u; --back) {
+  for (ark_u32 back = ARK_RING_DEPTH; back > 0u; --back) {
     if (issued < back) continue;
     const ark_u32 index = issued - back;
     ark_u64* full = &ark_ring.full[index % ARK_RING_DEPTH];

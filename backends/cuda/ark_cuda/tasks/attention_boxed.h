@@ -173,6 +173,17 @@ ARK_DEVICE bool ark_boxed_follows(const ArkTask& t, const ArkTask& next, ark_u64
          apart(next.operand[P]) && apart(next.operand[F]);
 }
 
+// True if an operand with elements V is a tensor in memory, of type T or fp32. False for packets,
+// which a task waits for without a counter.
+template <typename A, typename B>
+constexpr bool ARK_ONE_TYPE = false;
+template <typename A>
+constexpr bool ARK_ONE_TYPE<A, A> = true;
+template <typename T, typename V>
+ARK_DEVICE constexpr bool ark_in_memory(const V*) {
+  return ARK_ONE_TYPE<V, T> || ARK_ONE_TYPE<V, float>;
+}
+
 // Processes this warp's share of the positions from `begin` to `end`. S: ArkBoxedStages.
 template <class S, int D, typename T>
 ARK_DEVICE void ark_boxed_share(ArkCtx& c, const float* current, int begin, int end, int newest,
@@ -240,7 +251,10 @@ ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q 
   // The inputs of the next task are asked for before this task's positions are processed.
   const ArkTask& next = loop.tasks[(at + 1u) % ARK_SLOTS];
   constexpr ark_u64 BYTES = 8ull * KV_HEADS * G * (D + 2) * SPLITS;
-  const bool ahead = Shared::AHEAD && at + 1u < c.task_end &&
+  // Packets of the next task may depend on this one.
+  constexpr bool MEMORY = ark_in_memory<T>(static_cast<decltype(Q::p)>(nullptr)) &&
+                          ark_in_memory<T>(static_cast<decltype(F::p)>(nullptr));
+  const bool ahead = Shared::AHEAD && MEMORY && at + 1u < c.task_end &&
                      ark_boxed_follows<AT_Q, AT_P, AT_O, AT_F>(t, next, BYTES);
   if (ahead) {
     query.p = reinterpret_cast<decltype(query.p)>(next.operand[AT_Q]);
@@ -257,13 +271,12 @@ ARK_DEVICE void ark_attention_boxed(ArkCtx& c, const ArkTask& t, float scale, Q 
   ArkBoxedSums<D> r = {};
   r.top = -1e30f;
   ark_boxed_share<ArkBoxedStages<T, D>, D, T>(c, inputs.current, begin, end, newest, a, r);
-  if (ahead) {
-    ark_boxed_put(s.inputs[turn ^ 1u], held, scale * LOG2E);
-    if (ark_tid() == 0) *const_cast<volatile ark_u32*>(&ark_matrix.inputs) = at + 1u;
-  }
+  if (ahead) ark_boxed_put(s.inputs[turn ^ 1u], held, scale * LOG2E);
   float* part = s.own[ark_warp() % Shared::PARTS];
   if (ark_warp() >= ARK_WARPS - Shared::PARTS) ark_boxed_part<G, D, Shared::PITCH, false>(r, part);
   ark_sync();
+  // Behind this barrier all warps have read the word that says whose inputs were loaded.
+  if (ahead && ark_tid() == 0) *const_cast<volatile ark_u32*>(&ark_matrix.inputs) = at + 1u;
   if constexpr (Shared::PARTS < ARK_WARPS) {
     if (ark_warp() < Shared::PARTS) ark_boxed_part<G, D, Shared::PITCH, true>(r, part);
     ark_sync();

@@ -89,7 +89,7 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   // Both cases use the same code, because code that a task runs once is mostly loaded from memory.
   const bool alone = parts <= 1;
   if (alone && ark_warp() != 0) return true;
-  if (ark_warp() < parts) ark_stage_part<G, D>(r, own);
+  if (alone || ark_warp() < parts) ark_stage_part<G, D>(r, own);  // also of no positions
   if (alone) {
     __syncwarp();
   } else {

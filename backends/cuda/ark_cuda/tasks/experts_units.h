@@ -220,8 +220,9 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
         const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
+          const int unit = item % PARTS * UNITS + u, most = (K / CODES - 1) / 4;
           ark_copy_some<SCALES>(scales + h * EACH + (u * 16 + lane) * SCALES,
-                                Reader::scales(from, item % PARTS * UNITS + u));
+                                Reader::scales(from, unit < most ? unit : most));
         }
       }
 #pragma unroll
@@ -293,7 +294,9 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
             if constexpr (SCALES == 0) return held[h].scale[u][half];
             const int at = own_piece, last = K / CODES - 1 - (item % PARTS * UNITS + u) * 4;
             const int row = u * 16 + own_row + 8 * half;
-            return Reader::copied(scales + h * EACH + row * SCALES, at < last ? at : last);
+            // Behind the last piece the input is zero, so the scale only has to be a number.
+            return Reader::copied(scales + h * EACH + row * SCALES,
+                                  at < last ? at : (last > 0 ? last : 0));
           };
           const ark_u32 bits[2] = {scale(0), scale(1)};
           const ark_u32(&low)[4] = held[h].piece[u][0];
