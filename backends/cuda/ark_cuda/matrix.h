@@ -61,7 +61,6 @@ struct ArkMatrixRing {
   ark_u64 begun;
   ark_u32 leave;
   ark_u32 stopped;  // the loading thread has stopped after a failed wait
-  ark_u32 inputs;   // the task whose inputs its predecessor has loaded (attention_boxed.h)
 #ifdef ARK_HAS_TENSOR_MEMORY
   ark_u64 made;  // an mbarrier: a tile's sums are complete
   ark_u32 sums;  // the first column of the sums in tensor memory
@@ -71,6 +70,7 @@ struct ArkMatrixRing {
   // the number of stages of other products loaded since then.
   ark_u32 loaded;
 #endif
+  ark_u32 inputs;  // the task whose inputs its predecessor has loaded (attention_boxed.h)
 };
 
 #define ark_matrix (ark_static_at<ArkMatrixRing, 192, 512>())
