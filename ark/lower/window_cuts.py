@@ -13,14 +13,19 @@ from ark.machine import Machine
 
 
 def window_cuts(
-    shape: Sequence[int], depth: int, itemsize: int, machine: Machine, parts: bool = False
+    shape: Sequence[int],
+    depth: int,
+    itemsize: int,
+    machine: Machine,
+    parts: bool = False,
+    channels: int = 0,
 ) -> list[Cut]:
     """The cuts of a product whose left operand is a matrix of convolution windows that box copies
     load. Empty if the result has fewer columns than the narrowest tile for windows. parts: True if
-    k may be divided.
+    k may be divided. channels: as for `candidates`.
     """
     flags = {"narrow": True, "windows": True, "plain": True}
-    return candidates(shape, depth, itemsize, machine, parts=parts, **flags)
+    return candidates(shape, depth, itemsize, machine, parts=parts, channels=channels, **flags)
 
 
 def divides_windows(

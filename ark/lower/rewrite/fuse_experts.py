@@ -71,7 +71,8 @@ def _softmax(node: Node, choice: Node, machine: Machine) -> Node | None:
         return None
     given, values = choice.read(TopKAttributes), choice.outputs[0]
     out = node.outputs[0]
-    fits = not given.least and takes_softmax(choice.inputs[0].shape[1], given.k, machine)
+    free = not (given.least or given.row_softmax)
+    fits = free and takes_softmax(choice.inputs[0].shape[1], given.k, machine)
     same = [t.id for t in node.inputs] == [values.id] and node.placement == choice.placement
     alike = out.shape == values.shape and out.dtype == values.dtype and not node.after
     if not (fits and same and alike) or out.buffer.id in {t.buffer.id for t in choice.inputs}:

@@ -169,6 +169,8 @@ class _Finder:
         products = self.products(node.inputs)
         if products is None or products[0].inputs[1].shape != products[1].inputs[1].shape:
             return None
+        if [p.outputs[0].id for p in products] != [t.id for t in node.inputs]:
+            return None  # read in another shape
 
         def rewrite(product: Tensor, _: Tensor | None) -> dict[int, Node]:
             pairs = dataclasses.replace(node, type=GATED_PAIRS[node.type], inputs=(product,))

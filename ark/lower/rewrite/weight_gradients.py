@@ -117,7 +117,7 @@ def _gradient(
     planes = (shape[0], shape[1], shape[2] * pitch), stored
     rows, depth = matrix_shape(*planes, PixelParams.from_plan(pixels), 0)
     columns = high * wide * channels
-    if not window_cuts((1, 1, rows, columns), depth, size, machine):
+    if not window_cuts((1, 1, rows, columns), depth, size, machine, False, stored[0]):
         return None
     return WeightGradient(product, windows, back, image, pixels, pitch, numbers)
 
