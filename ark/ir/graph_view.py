@@ -109,12 +109,12 @@ class GraphView:
         """For each node id: its position among the nodes."""
         return {n.id: place for place, n in enumerate(self.nodes)}
 
-    def lasts(self, first: Node, last: Node, own: bool = False) -> bool:
-        """True if nothing writes the first input of `first` between two nodes, so that `last` can
-        read it. own: True to count also what `last` writes.
+    def steady(self, tensors: Iterable[Tensor], first: Node, last: Node, own: bool = False) -> bool:
+        """True if nothing writes the memory of these tensors between the nodes `first` and `last`,
+        so that `last` can read what `first` reads. own: True to count also what `last` writes.
         """
         begin, end = self.places[first.id], self.places[last.id] + own
-        writers = self.writers.get(first.inputs[0].buffer.id, [])
+        writers = (n for t in tensors for n in self.writers.get(t.buffer.id, ()))
         return not any(begin < self.places[n.id] < end for n in writers)
 
     @cached_property

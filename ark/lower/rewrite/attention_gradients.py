@@ -65,13 +65,6 @@ class Backward:
             and self.first.placement == product.placement
         )
 
-    def steady(self, graph: Graph, product: Node, read: Iterable[Tensor]) -> bool:
-        """True if no op writes these tensors between the attention and the gradients."""
-        places = graph.view.places
-        begin, end = places[product.id], places[self.first.id]
-        writers = (n for t in read for n in graph.view.writers.get(t.buffer.id, ()))
-        return not any(begin < places[n.id] < end for n in writers)
-
 
 def same_shape(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and whole(one)

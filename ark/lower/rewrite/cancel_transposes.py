@@ -137,7 +137,9 @@ def _reordered(graph: Graph, chain: Sequence[Node]) -> dict[int, Node | None] | 
         return None
     shape, perm, out_shape = ends
     undone = perm == sorted(perm) and _unread_before(graph, last)
-    if (not undone and not leaves) or (leaves and not graph.view.lasts(first, chain[1], own=True)):
+    if (not undone and not leaves) or (
+        leaves and not graph.view.steady(first.inputs[:1], first, chain[1], own=True)
+    ):
         return None
     placed: dict[int, Node | None] = {}
     source: Tensor | None = first.inputs[0]

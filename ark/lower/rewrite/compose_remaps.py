@@ -54,7 +54,10 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
         if any(n.id in replaced or n.id in later for n in sources):
             later.add(node.id)
             continue
-        if any(n.placement != node.placement or not graph.view.lasts(n, node) for n in sources):
+        if any(
+            n.placement != node.placement or not graph.view.steady(n.inputs[:1], n, node)
+            for n in sources
+        ):
             continue
         if node.type == "concat":
             joined = _of_slices(node, sources)

@@ -352,7 +352,7 @@ class _Finder:
         attention = self._placed(product, "attention", "", inputs, result, attrs.to_node())
         attention = dataclasses.replace(attention, after=product.after)
         if weights.backward is not None:
-            if not weights.backward.steady(self.graph, product, inputs):
+            if not self.graph.view.steady(inputs, product, weights.backward.first):
                 return None
             logarithms = self.graph.tensor((batch, rows, heads), fp32, name="attention.logarithms")
             attention = dataclasses.replace(attention, outputs=(result, logarithms))

@@ -118,7 +118,7 @@ class _Finder(Pattern):
             for rows, eps, nodes in self._normed(node, last):
                 out, given = last.outputs[0], (rows.buffer.id, weight.buffer.id)
                 fits = rows.shape == value.shape == out.shape and out.buffer.id not in given
-                if fits and self.steady(weight, product, last):
+                if fits and self.view.steady((weight,), product, last):
                     return _Norm(rows, weight, eps, rounded, (*also, *nodes))
         return None
 
@@ -185,4 +185,4 @@ class _Finder(Pattern):
         cast = self._cast(value)
         if cast is not None and cast.inputs[0].dtype in FLOATS:
             rows, begin = cast.inputs[0], cast
-        return rows if self.steady(rows, begin, last) else None
+        return rows if self.view.steady((rows,), begin, last) else None

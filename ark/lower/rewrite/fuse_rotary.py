@@ -98,7 +98,7 @@ def _rotation(pattern: Pattern, last: Node) -> _Rotation | None:
                 begin = min(nodes, key=lambda n: pattern.view.places[n.id])
                 read = (rows, cosines, sines)
                 apart = out.buffer.id not in {t.buffer.id for t in read}
-                if apart and all(pattern.steady(t, begin, last) for t in read):
+                if apart and pattern.view.steady(read, begin, last):
                     taken = (last.id, *(n.id for n in nodes))
                     return _Rotation(rows, cosines, sines, begin, taken)
     return None
@@ -171,7 +171,7 @@ def _turns_heads(pattern: Pattern, node: Node, rotation: _Rotation, last: Node) 
     plain = perm[-1] == len(perm) - 1 and node.placement == last.placement
     same = out.shape == rotation.rows.shape and same_elements(out, rotation.rows)
     source = node.inputs[0]
-    return plain and same and pattern.steady(source, node, last)
+    return plain and same and pattern.view.steady((source,), node, last)
 
 
 def _before(graph: Graph, tensor: Tensor, perm: list[int]) -> Tensor | None:

@@ -56,8 +56,3 @@ class Pattern:
             return None
         fits = not node.after and self.private(node.outputs[0]) and kind in ("", node.type)
         return node if fits and same_elements(tensor, node.outputs[0]) else None
-
-    def steady(self, tensor: Tensor, first: Node, last: Node) -> bool:
-        """True if nothing writes the tensor between the nodes `first` and `last`."""
-        places, writers = self.view.places, self.view.writers.get(tensor.buffer.id, ())
-        return not any(places[first.id] < places[n.id] < places[last.id] for n in writers)

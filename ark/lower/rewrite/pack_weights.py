@@ -30,6 +30,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
+from ark.lower.rewrite.views import whole
 from ark.lower.tiling import divided_bytes, divides
 from ark.machine import Machine
 
@@ -95,10 +96,9 @@ class _Finder:
         node's result, if the result has a single reader; None otherwise.
         """
         node, buffer = self.sources.get(tensor.buffer.id), tensor.buffer
-        whole = tensor.dense and tensor.nbytes == buffer.nbytes
         alone = len(self.reading[buffer.id]) == 1 and buffer.id not in self.kept
         plain = node is not None and node.type == type and node.hints is None
-        return node if plain and whole and alone else None
+        return node if plain and whole(tensor) and alone else None
 
     def normed(self, rotations: Sequence[Node], width: int) -> list[Node]:
         """The norms of single heads whose results these nodes rotate; empty unless each rotation
@@ -129,9 +129,8 @@ class _Finder:
 
     def may_be_packed(self, given: Tensor) -> bool:
         """True for a whole parameter that may be stored in another order."""
-        whole = given.dense and given.nbytes == given.buffer.nbytes
         own = given.buffer.arena == "parameter" and given.buffer.id not in self.kept
-        return whole and own and given.buffer.id not in self.written
+        return whole(given) and own and given.buffer.id not in self.written
 
     def biased(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Node], list[Tensor]]:
         """Separates biases from tensors. Returns the tensors before the biases are added, the nodes

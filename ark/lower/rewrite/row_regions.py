@@ -88,9 +88,7 @@ def _joined_beside(graph: Graph, kept: frozenset[int]) -> Graph:
         joined = maker.read(AxisAttributes).axis == 0 and all(map(whole, (source, out, *parts)))
         if not (equal and joined and left == sorted(left)) or maker.placement != node.placement:
             continue
-        begin, end = graph.view.places[maker.id], graph.view.places[node.id]
-        writers = (n for t in parts for n in graph.view.writers.get(t.buffer.id, ()))
-        if any(begin < graph.view.places[n.id] < end for n in writers):
+        if not graph.view.steady(parts, maker, node):
             continue
         rows = math.prod(out.shape[: perm.index(0)])
         wide = _shaped(graph, out, (rows, out.elements // rows))
