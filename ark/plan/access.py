@@ -23,6 +23,7 @@ import numpy as np
 
 from ark.ir.values import row_major
 from ark.plan.boxes import Boxes, candidates
+from ark.plan.combs import Combs, combs, share
 from ark.plan.types import PlanBuffer, PlanTensor
 
 MAX_DIRECT_BOX_PAIRS = 1 << 16  # pairs up to which all are compared, without sorting
@@ -231,7 +232,7 @@ class Region:
 
     def _meet(self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int) -> Pairs:
         """The pairs of boxes that share bytes, among the candidates (box rows[i] of this region,
-        box columns[i] of the other one). distance: as in `_share`.
+        box columns[i] of the other one). distance: bytes from this region's base to the other's.
         """
         a, b = self.boxes, other.boxes
         begin, end = b.begin[columns] + distance, b.end[columns] + distance
@@ -248,7 +249,8 @@ class Region:
             return rows[met], columns[met]
         unsure = np.flatnonzero(~(a.solid[rows] & b.solid[columns]))
         met = np.ones(len(rows), bool)
-        met[unsure] = self._share(other, rows[unsure], columns[unsure], distance)
+        gap = b.begin[columns] + distance - a.begin[rows]
+        met[unsure] = share(self.combs, other.combs, rows[unsure], columns[unsure], gap[unsure])
         return rows[met], columns[met]
 
     def _padded(self, offsets: Sequence[int]) -> tuple[int, ...]:
@@ -262,54 +264,9 @@ class Region:
         return [s * self.boxes.itemsize for s in row_major(padded)]
 
     @cached_property
-    def _combs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Four arrays with one entry per box: count, step, length and a mask. A box whose mask is
-        True consists of `count` ranges of `length` bytes that begin `step` bytes apart.
-        """
-        size = self.boxes.hi - self.boxes.lo
-        length = np.full(len(size), self.boxes.itemsize, np.int64)
-        count, step = np.ones_like(length), np.ones_like(length)
-        solid, simple = np.ones(len(size), bool), np.ones(len(size), bool)
-        for d in range(self.boxes.dims - 1, -1, -1):
-            many, stride = size[:, d] > 1, self._strides[d]
-            joined = many & solid & (length == stride)
-            length = np.where(joined, length * size[:, d], length)
-            opened = many & ~joined & (count == 1)
-            longer = many & ~joined & (count > 1) & (count * step == stride)
-            simple &= ~many | joined | opened | longer
-            step = np.where(opened, stride, step)
-            count = np.where(opened | longer, count * size[:, d], count)
-            solid &= ~many | joined
-        return count, step, length, simple
-
-    def _share(
-        self, other: Region, rows: np.ndarray, columns: np.ndarray, distance: int
-    ) -> np.ndarray:
-        """For each pair of boxes, (rows[i], columns[i]), True if the two boxes share a byte when
-        the other region begins `distance` bytes after this one.
-        """
-        *mine, simple1 = (v[rows] for v in self._combs)
-        *theirs, simple2 = (v[columns] for v in other._combs)
-        gap = other.boxes.begin[columns] + distance - self.boxes.begin[rows]
-        shared = np.zeros(len(rows), bool)
-        same_step = (mine[0] == 1) | (theirs[0] == 1) | (mine[1] == theirs[1])
-        shared[same_step] = _meet_combs(
-            [v[same_step] for v in mine], [v[same_step] for v in theirs], gap[same_step]
-        )
-        # If the steps of two boxes differ, the box with fewer byte ranges is divided: each of its
-        # ranges is compared with the whole other box.
-        unlike = np.flatnonzero(~same_step)
-        fewer = mine[0][unlike] <= theirs[0][unlike]
-        few = [np.where(fewer, a[unlike], b[unlike]) for a, b in zip(mine, theirs, strict=True)]
-        more = [np.where(fewer, b[unlike], a[unlike]) for a, b in zip(mine, theirs, strict=True)]
-        ahead = np.where(fewer, gap[unlike], -gap[unlike])
-        one = np.ones_like(ahead)
-        for place in range(int(few[0].max(initial=0))):
-            met = _meet_combs([one, few[1], few[2]], more, ahead - place * few[1])
-            shared[unlike] |= met & (place < few[0])
-        for i in np.flatnonzero(~(simple1 & simple2)):
-            shared[i] = _meet(self.runs(int(rows[i])), other.runs(int(columns[i])))
-        return shared
+    def combs(self) -> Combs:
+        """The bytes of the boxes, as ranges at equal distances."""
+        return combs(self.boxes.hi - self.boxes.lo, self._strides, self.boxes.itemsize)
 
     def runs(self, row: int) -> tuple[np.ndarray, int]:
         """The byte ranges of a box in its address space: the first byte of each, in rising order,
@@ -326,28 +283,6 @@ class Region:
             steps = np.arange(size[d], dtype=np.int64) * self._strides[d]
             starts = (steps[:, None] + starts[None, :]).reshape(-1)
         return starts, length
-
-
-def _meet_combs(a: list[np.ndarray], b: list[np.ndarray], gap: np.ndarray) -> np.ndarray:
-    """True where two boxes a and b share a byte. A box is `count` ranges of `length` bytes, with
-    `step` bytes from the start of one range to the start of the next. b begins `gap` bytes after a.
-    Both boxes have the same step, or one of them is a single range. The test looks for a whole
-    number of steps by which a range of a can be moved so that it overlaps a range of b.
-    """
-    step = np.where(a[0] > 1, a[1], b[1])
-    least = np.maximum((gap - a[2]) // step + 1, 1 - b[0])
-    most = np.minimum(-((-(gap + b[2])) // step) - 1, a[0] - 1)
-    return np.asarray(least <= most)
-
-
-def _meet(a: tuple[np.ndarray, int], b: tuple[np.ndarray, int]) -> bool:
-    """True where two lists of byte ranges share a byte. The ranges of a list are disjoint, in
-    rising order, and have the same length.
-    """
-    if len(a[0]) > len(b[0]):
-        a, b = b, a
-    last = np.searchsorted(b[0], a[0] + a[1], "left") - 1
-    return bool(((last >= 0) & (b[0][np.maximum(last, 0)] + b[1] > a[0])).any())
 
 
 def space_of(buffer: PlanBuffer) -> tuple[str, int, int]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ark.plan.access import region
+from ark.plan.access import Region, region
 from ark.plan.boxes import tile_boxes
 from ark.plan.kind import Access
 from ark.plan.types import PlanBuffer, PlanTensor
@@ -48,6 +49,17 @@ def bytes_of(tensor: PlanTensor, itemsize: int, box: Access, start: int) -> set[
     return addresses
 
 
+def bytes_of_combs(of: Region, box: int) -> set[int]:
+    own, begin = of.combs, of.base + int(of.boxes.begin[box])
+    numbers = np.arange(own.many[box])
+    return {
+        begin + int(start) + tooth * int(own.step[box]) + byte
+        for start in own.starts(np.full(len(numbers), box), numbers)
+        for tooth in range(int(own.count[box]))
+        for byte in range(int(own.length[box]))
+    }
+
+
 @given(left=touched(), right=touched(), shift=st.integers(0, 40))
 @settings(max_examples=examples(1000), deadline=None, derandomize=True)
 def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
@@ -70,3 +82,4 @@ def test_overlaps_are_exact(left: Any, right: Any, shift: int) -> None:
             assert ((i, j) in hits) == bool(one & other)
             runs, length = regions[0].runs(i)
             assert {n for r in runs for n in range(int(r), int(r) + length)} == one
+            assert bytes_of_combs(regions[0], i) == one
