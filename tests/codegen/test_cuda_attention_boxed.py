@@ -179,7 +179,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     parts = [
         HOST.replace("ARK_WARPS = 4", "ARK_WARPS = 8"),
         RING,
-        cut(growth, "struct ArkGrown", "ark_u32 ark_grown_stages("),
+        growth,
         steps(),
         inline.header("attention_boxed_sums.h"),
         cut(text, "ark_u32 ark_boxed_step(", "void ark_matrix_load_grown("),

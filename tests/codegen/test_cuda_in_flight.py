@@ -46,7 +46,7 @@ def build(
     neither compute nor load. slow: True for a slow memory.
     """
     stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
-    text = cut(stream, "constexpr ark_u32 ARK_STARVING", "ARK_DEVICE bool ark_stream_landed(")
+    text = cut(stream, "constexpr ark_u32 ARK_STARVING", "#ifndef ARK_HAS_GROWTH")
     source, library = folder / "in_flight.cpp", folder / "in_flight.so"
     constants = (
         f"constexpr int ARK_IN_FLIGHT = {in_flight}, ARK_RING_DEPTH = {slots};\n"

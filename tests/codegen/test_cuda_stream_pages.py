@@ -58,7 +58,7 @@ extern "C" ark_u32 run(const ArkGrowth* g, ark_u32 first, ark_u32 end, char* to)
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("pages")
     source, library = folder / "pages.cpp", folder / "pages.so"
-    text = resources.files("ark_cuda").joinpath("stream.h").read_text()
+    text = resources.files("ark_cuda").joinpath("stream_growth.h").read_text()
     body = cut(text, "ark_u32 ark_stream_page(", "bool ark_stream_growth(")
     source.write_text(HOST + body + CALLS)
     subprocess.run(["g++", "-std=c++20", "-shared", "-fPIC", source, "-o", library], check=True)

@@ -231,8 +231,10 @@ class Ring:
     lead: int = 1
 
     def build(self, folder: Path) -> ctypes.CDLL:
-        stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
-        text = cut(stream, "constexpr ark_u32 ARK_STARVING", "ArkGrowth ark_from_lane(")
+        files = resources.files("ark_cuda")
+        stream, ring = (files.joinpath(name).read_text() for name in ("stream.h", "ring.h"))
+        text = cut(stream, "constexpr ark_u32 ARK_STARVING", "#ifndef ARK_HAS_GROWTH")
+        text += cut(ring, "bool ark_stream_landed(", "ARK_DEVICE bool ark_slot_engine(")
         text += cut(
             stream, "constexpr ark_u32 ARK_PASS_STAGES", "ARK_DEVICE bool ark_stream_needed("
         )

@@ -69,12 +69,18 @@ def plan_constants(machine: Machine, plan: Plan, scratch: int, run: range) -> st
         len(plan.phases),
         scratch,
         sum(task.streamed for task in tasks[-1]),
-        any(f.growth for f in fetches),
+        grows(plan, run),
         any(f.growth and f.growth.pages for f in fetches),
         any(f.parts > 1 for f in fetches),
         any(f.parts == 1 and not f.growth for f in fetches),
         signal_words(plan, machine),
     )
+
+
+def grows(plan: Plan, run: range) -> bool:
+    """True if a task of the phases `run` fetches rows whose number grows with each iteration."""
+    tasks = (t for i in run for listed in plan.phases[i].processors for t in listed)
+    return any(fetch.growth for task in tasks for fetch in task.fetches)
 
 
 def signal_words(plan: Plan, machine: Machine) -> int:

@@ -48,10 +48,11 @@ class Dialect:
     which they are tried for a signature.
 
     Source texts: prelude: implements the device ABI; it is placed first. entry: the entry point
-    `ark_loop`; it is placed last. stream: the operand stream for machines with a ring. roles: the
-    loop of the kernel variant `roles`. loader: a function that returns the loop of the loading
-    thread, for kernel variants that have loading warps but no ring. The texts of stream, roles and
-    loader are placed before the bodies.
+    `ark_loop`; it is placed last. ring, growth, stream: the operand stream for machines with a
+    ring, in this order. growth is included only in kernels with fetches of rows whose number grows
+    with each iteration (a KV cache). roles: the loop of the kernel variant `roles`. loader: a
+    function that returns the loop of the loading thread, for kernel variants that have loading
+    warps but no ring. All these texts are placed before the bodies.
 
     unstaged: the bytes at the beginning of shared memory that loading warps do not use for their
     stages. joint_bodies: a kernel of the variant `block` with more bodies than this is compiled in
@@ -67,6 +68,8 @@ class Dialect:
     prelude: str
     entry: str
     bodies: tuple[Body, ...] = ()
+    ring: str = ""
+    growth: str = ""
     stream: str = ""
     roles: str = ""
     loader: LoaderRule | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ark.backend.codegen import device_text, layout
 from ark.backend.codegen.bodies import Bodies, flows, kernel_ops
 from ark.backend.codegen.body import BoxMap
-from ark.backend.codegen.constants import constants, plan_constants, signal_words
+from ark.backend.codegen.constants import constants, grows, plan_constants, signal_words
 from ark.backend.codegen.dialect import Dialect, Source
 from ark.backend.codegen.dispatch import dispatch, dispatch_load, dispatch_move, dispatch_run
 from ark.backend.codegen.shared_memory import check_shared_memory
@@ -92,6 +92,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *bodies.texts)) else "",
     ]
     waits = [dialect.prelude, layout.declarations(), *map(device_text, WAITS)]
+    stream = [dialect.ring, dialect.growth if grows(plan, phases) else "", dialect.stream]
     shared = dialect.shares_loops and machine.variant.name == "block" and not machine.ring_bytes
     parts = [
         *begin,
@@ -99,7 +100,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         *waits,
         _in_part(0, _LOOP) if units > 1 else "" if shared else _LOOP,
         *map(device_text, (*ELEMENTS, *(SHORT if short else ()))),
-        dialect.stream if machine.ring_bytes else device_text("stream_direct.h"),
+        *(stream if machine.ring_bytes else [device_text("stream_direct.h")]),
         dialect.roles if bodies.leads else "",
         dialect.loader(signatures, machine) if bodies.loads and dialect.loader else "",
         *dict.fromkeys(headers),

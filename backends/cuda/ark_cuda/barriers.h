@@ -41,6 +41,16 @@ ARK_DEVICE bool ark_barrier_tested_at(ark_u32 at, ark_u32 parity) {
       : "memory");
   return passed != 0u;
 }
+// Called by one lane: starts a copy of whole 16-byte units to shared memory, which signals a
+// barrier on completion.
+ARK_DEVICE void ark_bulk_copy(ark_u32 to, ark_u64 from, ark_u32 bytes, ark_u32 barrier,
+                              ark_u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
 ARK_DEVICE ark_u32 ark_clock() {
   ark_u32 now;
   asm volatile("mov.u32 %0, %clock;" : "=r"(now)::"memory");

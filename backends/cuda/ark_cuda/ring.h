@@ -81,17 +81,6 @@ ARK_DEVICE void ark_stage_shared_done(ArkCtx& c, ark_u32 stage) { ark_stage_left
 
 ARK_DEVICE bool ark_left() { return *const_cast<volatile ark_u32*>(&ark_ring.leave) != 0u; }
 
-// Called by each computing warp at the end of a task whose growing fetch had `stages` stages. The
-// plan's stage numbers count such a fetch as one stage, so `stages` - 1 is added to the warp's
-// count of additional stages.
-ARK_DEVICE void ark_stages_grown(ark_u32 stages) {
-  ark_u32* mine = &ark_ring.grown[ark_warp()];
-  const ark_u32 before = ark_warp_load(mine);
-  __syncwarp();
-  ark_warp_store(mine, before + stages - 1u);
-  __syncwarp();
-}
-
 // Waits until the loading warp may fetch operands for an iteration. Returns false if no further
 // iteration runs. In persistent mode the host may change operands until it releases the iteration.
 // Otherwise operands are fetched at once; if a stop token ends the launch early, at most one ring
@@ -138,6 +127,16 @@ ARK_DEVICE bool ark_slot_free(const ArkRingAt& at, ark_u32 slot, ark_u32 round) 
     if (ark_left()) return false;
   }
   return true;
+}
+
+// Waits until the copy of stage number issued - back has arrived in shared memory. Returns at once
+// if that number is negative.
+ARK_DEVICE bool ark_stream_landed(ArkCtx& c, const ArkRingAt& at, ark_u32 issued, ark_u32 back) {
+  if (issued < back) return true;
+  const ark_u32 index = issued - back;
+  const ark_u32 round = index / ARK_RING_DEPTH, full = at.full + index % ARK_RING_DEPTH * 8u;
+  if (__all_sync(0xffffffffu, ark_barrier_passed_at(full, round & 1u))) return true;
+  return ark_slot_filled(c, index % ARK_RING_DEPTH, index / ARK_RING_DEPTH);
 }
 
 // True if a hardware copy (cp.async.bulk) can copy these bytes: address and size are multiples of

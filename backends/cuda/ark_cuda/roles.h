@@ -230,24 +230,6 @@ ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 
-// Counts the additional stages of growing fetches (KV caches) in an iteration: a task's stage
-// numbers count such a fetch as one stage, however many stages it has. The lead warp counts them
-// while a task runs.
-struct ArkGrowing {
-  ark_u64 lengths;  // the address from which `length` was loaded
-  ark_u32 length;
-  ark_u32 stages;  // of this iteration's tasks so far
-};
-ARK_DEVICE void ark_count_growth(const ArkParams* p, const ArkTask& task, ArkGrowing& growing) {
-  if (!ARK_STREAM_GROWS || task.growth == 0u) return;
-  const ArkGrowth& g = ARK_POINTER(const ArkGrowth, p->growths)[task.growth - 1u];
-  if (g.length != growing.lengths) {
-    growing.lengths = g.length;
-    growing.length = *ARK_POINTER(const ark_u32, g.length);
-  }
-  growing.stages += ark_grown_stages(g, growing.length) - 1u;
-}
-
 ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
   ArkLoop& loop = *reinterpret_cast<ArkLoop*>(scratch);
   ArkCtx& c = loop.ctx;
@@ -273,12 +255,9 @@ ARK_DEVICE void ark_lead(const ArkParams* p, ark_u32 processor, char* scratch) {
       ark_open_iteration(c, iteration, phases, range, stage_base);
       *const_cast<volatile ark_u32*>(&ark_handshake.begin) = range.task_begin;
       *const_cast<volatile ark_u32*>(&ark_handshake.end) = end;
-      if (ARK_STREAM_GROWS) {
-        __threadfence();  // data that this lane has acquired is visible to the loading warp, too
-        atomicExch(&ark_ring.begun, iteration + 1u);
-      }
+      ark_begin_growth(iteration);
     }
-    ArkGrowing growing{0u, 0u, 0u};
+    ArkGrowing growing = {};
     // The first handshake of an iteration belongs to no task: it lets the computing warps begin the
     // iteration.
     ark_open_handshake(false);

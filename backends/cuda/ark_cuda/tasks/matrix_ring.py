@@ -45,12 +45,13 @@ def loader(signatures: Sequence[Signature], machine: Machine) -> str:
     heights = {products.height(s) for s in signatures if products.multiplies(s, machine)}
     ahead = heights == {products.HEIGHTS[0]} and not machine.variant.role(MOVE)
     files = resources.files("ark_cuda")
-    tensor = (
-        files.joinpath("tensor_memory.h").read_text() if machine.has(Capability.TCGEN05) else ""
-    )
+    headers = ["barriers.h"]
+    if machine.has(Capability.TCGEN05):
+        headers.append("tensor_memory.h")
+    if any(boxed):
+        headers.append("growth.h")
     return (
-        f"{files.joinpath('barriers.h').read_text()}{tensor}"
-        f"{files.joinpath('growth.h').read_text()}"
+        f"{''.join(files.joinpath(name).read_text() for name in headers)}"
         f"constexpr ark_u32 ARK_MATRIX_STAGES = {stages}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_STAGE = {stage}u;\n"
         f"constexpr ark_u32 ARK_MATRIX_SLABS = {SLABS_BYTES}u;\n"
