@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ark.ir.graph import Node
 from ark.ir.values import overlap
-from ark.lower.rewrite.fuse_chains import is_elementwise
+from ark.tasks.node_expressions import is_elementwise
 
 
 def shares(nodes: Sequence[Node]) -> list[float]:

@@ -22,7 +22,7 @@ def test_softmax_is_followed_through_its_op_task_and_bodies() -> None:
     own = reading.own(lines, reading.traced("add"))
     assert {"ark/ops/norms.py", "ark/tasks/row_norm.py", "ark/tasks/row_norm.h"} <= own.keys()
     assert "ark/plan/schedule.py" in lines and "ark/plan/schedule.py" not in own
-    assert len(own) <= 14 and sum(own.values()) <= 1000
+    assert len(own) <= 13 and sum(own.values()) <= 1000
 
 
 def test_gated_layer_is_one_op() -> None:
@@ -37,7 +37,7 @@ def test_gated_layer_includes_only_the_headers_of_its_form() -> None:
     own = reading.own(reading.traced("fused linear"), reading.traced("add"))
     tasks = ("sampling.h", "rotary.h", "tasks/linear.h", "linear_tiles.h", "linear_batch.h")
     assert not [path for path in own if path.endswith((*tasks, "growth.h"))]
-    assert len(own) <= 42 and sum(own.values()) <= 2700
+    assert len(own) <= 41 and sum(own.values()) <= 2700
 
 
 def test_terms_and_public_modules_stay_few() -> None:

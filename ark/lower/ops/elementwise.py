@@ -7,10 +7,10 @@ from ark.ir.graph import Node
 from ark.ir.values import MAX_DIM_ELEMENTS
 from ark.lower.context import Lowering
 from ark.lower.merge import merge
-from ark.lower.rewrite.fuse_chains import expression_of
 from ark.lower.tiling import box_coords, box_tile, swept
 from ark.tasks import expression
 from ark.tasks.elementwise import ElementwiseParams
+from ark.tasks.node_expressions import expression_of
 
 
 def lower_elementwise(lowering: Lowering, node: Node) -> None:

@@ -22,10 +22,11 @@ from ark.ir.attributes import MatmulAttributes, TransposeAttributes
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.row_regions import reordered
 from ark.lower.rewrite.views import UNSEEN, same_elements, whole
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 
 def cancel_transposes(graph: Graph, context: Context) -> Graph:

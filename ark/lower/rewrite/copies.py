@@ -10,9 +10,9 @@ from collections import Counter
 
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
-from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.strided import COPIES, Writes, items_of, origins, place_of
 from ark.lower.rewrite.views import whole
+from ark.tasks.node_expressions import is_elementwise
 
 
 def read_in_place(graph: Graph, kept: frozenset[int]) -> Graph:

@@ -37,12 +37,13 @@ from ark.lower import k_parts
 from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, depth_of
 from ark.lower.products import product_of
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import same_elements, seen_in
 from ark.lower.work_times import unboxed_tile, unboxed_us
 from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 from ark.tasks.sequences import MAX_BATCH
 
 HEAD_SLAB_COLUMNS = 64  # columns of one head that are stored at a time after matrix units

@@ -25,11 +25,12 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.machine import Machine
 from ark.tasks import expression
 from ark.tasks.expert_epilogue import MAX_SLOTS
 from ark.tasks.experts import takes_row_softmax, takes_softmax
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 MAX_EPILOGUE_TABLES = 4  # the most tables, and the most scores, of an epilogue
 

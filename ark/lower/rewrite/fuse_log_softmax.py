@@ -23,10 +23,10 @@ from ark.ir.dtype import FLOATS, fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.makers import only_makers, without
 from ark.tasks.expression import leaf
+from ark.tasks.node_expressions import is_elementwise
 
 DIFFERENCE = ["sub", leaf(0), leaf(1)]
 MIN_COLUMNS = 32  # shorter rows are as fast to store as to read again

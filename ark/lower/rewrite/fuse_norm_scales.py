@@ -12,8 +12,9 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import same_elements, seen_in
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 
 def fuse_norm_scales(graph: Graph, context: Context) -> Graph:

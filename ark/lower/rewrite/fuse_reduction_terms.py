@@ -21,9 +21,10 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.views import in_shape, same_elements, seen_in
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 from ark.tasks.reduce import MAX_FULL_TERM_INPUTS
 
 FUNCTIONS = ("sum", "mean", "max", "min", "prod", "squares", "logsumexp")

@@ -19,10 +19,10 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import touched
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
 from ark.tasks.fusion import MAX_LISTED_VALUES, STAGES
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 MIN_SHARED_RESULTS = 8  # fewest results that several ops of the region read, for fusing to pay off
 MIN_ROW_ELEMENTS = 64  # contiguous; with fewer, bodies cannot use vectors and warps are idle

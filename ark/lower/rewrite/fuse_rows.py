@@ -14,10 +14,10 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar, touched
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.fuse_regions import is_float_of_inputs
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 from ark.tasks.row_fusion import MAX_ROW_ELEMENTS, MAX_STAGES
 
 MIN_ROW_ELEMENTS = 64  # with fewer elements, a warp's lanes would be idle

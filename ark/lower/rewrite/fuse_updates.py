@@ -14,7 +14,6 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.fuse_regions import (
     MAX_SMALL_ELEMENTS,
     has_same_box,
@@ -22,6 +21,7 @@ from ark.lower.rewrite.fuse_regions import (
 )
 from ark.plan.types import MAX_OPERANDS
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 
 def fuse_updates(graph: Graph, context: Context) -> Graph:

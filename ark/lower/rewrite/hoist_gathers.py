@@ -19,9 +19,9 @@ from ark.ir.epilogues import GATED_PAIRS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.pack_weights import writes
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 BY_ROWS = ("layernorm", "rmsnorm", "rounded_rmsnorm", *GATED_PAIRS.values())
 """Ops, besides elementwise ones and products, in which row i of the result depends on row i of the

@@ -20,10 +20,11 @@ from ark.ir.attributes import (
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.convolutions import Convolution, image_of
-from ark.lower.rewrite.fuse_chains import is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.lower.rewrite.image_concats import joins_channels
 from ark.lower.rewrite.views import UNSEEN, whole
+from ark.tasks.node_expressions import is_elementwise
 
 # Reductions that can be computed in two steps: reducing the places of each image, and then the
 # results of all images, is the same as reducing places and images at once.

@@ -29,10 +29,10 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.makers import Pattern
 from ark.lower.rewrite.views import same_elements, whole
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 COPIES = ("transpose", "remap")
 NORMS = ("layernorm", "rmsnorm")

@@ -12,10 +12,10 @@ from collections import Counter
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.makers import only_makers
 from ark.lower.rewrite.pack_weights import writes
 from ark.lower.rewrite.views import whole
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 
 def merge_equal(graph: Graph, context: Context) -> Graph:

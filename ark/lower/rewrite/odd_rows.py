@@ -13,10 +13,10 @@ from ark.ir.graph_view import touched
 from ark.ir.values import Tensor
 from ark.lower.boxed import MIN_MATRIX_UNIT_ROWS, boxes
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.fuse_reduction_terms import REDUCTIONS
 from ark.machine import Machine
 from ark.plan.types import BOX_ALIGNMENT_BYTES
+from ark.tasks.node_expressions import is_elementwise
 
 COLUMNS_PER_ADDED_ONE = 6  # rows grow by at most one part in this many
 ANY_PITCH = frozenset(

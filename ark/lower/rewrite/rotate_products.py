@@ -33,7 +33,6 @@ from ark.lower.boxed import boxes, depth_of
 from ark.lower.cuts import candidates, predicted_us
 from ark.lower.products import product_of
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.fuse_epilogues import HEAD_SLAB_COLUMNS, MAX_EPILOGUE_OPERANDS
 from ark.lower.rewrite.fuse_rotary import FIRST, SECOND
 from ark.lower.rewrite.group_products import sharing
@@ -43,6 +42,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.tasks import expression
 from ark.tasks.matmul_text import MIN_PACKED_ROWS
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,10 +24,11 @@ from ark.ir.attributes import (
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.copies import read_in_place
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise, read_once
+from ark.lower.rewrite.fuse_chains import read_once
 from ark.lower.rewrite.makers import only_makers, without
 from ark.lower.rewrite.views import in_shape, whole
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 Sizes = tuple[int, int]  # of the two dimensions that number the rows, the outer one first
 

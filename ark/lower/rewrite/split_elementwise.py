@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, overlap
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.views import whole
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 MAX_RESULT_BOXES = 8  # boxes per result
 

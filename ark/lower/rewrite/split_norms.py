@@ -23,9 +23,9 @@ from ark.ir.dtype import fp32
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.machine import Machine
 from ark.tasks import expression
+from ark.tasks.node_expressions import is_elementwise
 
 
 def split_norms(graph: Graph, context: Context) -> Graph:

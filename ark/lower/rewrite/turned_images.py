@@ -15,7 +15,6 @@ from ark.ir.graph import Graph, Node
 from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor
 from ark.lower.rewrite.convolutions import Convolution, image_of
-from ark.lower.rewrite.fuse_chains import expression_of, is_elementwise
 from ark.lower.rewrite.image_concats import image_slots, joins_channels
 from ark.lower.rewrite.image_layouts import (
     ImageNodes,
@@ -30,6 +29,7 @@ from ark.lower.rewrite.image_layouts import (
 )
 from ark.lower.rewrite.views import UNSEEN, whole
 from ark.tasks import expression
+from ark.tasks.node_expressions import expression_of, is_elementwise
 
 
 class TurnedImages(ImageNodes):

@@ -11,10 +11,10 @@ from collections import defaultdict
 
 from ark.ir.graph import Graph, Node
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.lower.rewrite.pack_weights import writes
 from ark.machine import Machine
 from ark.machine.variant import COMMUNICATE
+from ark.tasks.node_expressions import is_elementwise
 
 COPIES = ("transpose", "remap", "copy")
 MAX_CACHE_SHARE = 1 / 2  # of the last-level cache that all of these results may fill

@@ -10,7 +10,6 @@ from ark.errors import ModelError
 from ark.frontend.tensor import Tensor
 from ark.ir.dtype import FLOATS, DataType, bool_, fp32, int32, int64
 from ark.ir.graph import Node
-from ark.lower.rewrite.fuse_chains import expression_of
 from ark.ops.base import result
 from ark.ops.elementwise import add, cast
 from ark.ops.gradients.derivatives import ONE, ZERO, derivative, mul, partials, reads
@@ -18,6 +17,7 @@ from ark.ops.gradients.table import Call, Gradients, rule
 from ark.ops.reductions import reduce_sum
 from ark.ops.views import reshape
 from ark.tasks.expression import MAX_NODES, Tree, check, leaf, size, substitute
+from ark.tasks.node_expressions import expression_of
 
 
 def unbroadcast(gradient: Tensor, shape: Sequence[int], dtype: DataType) -> Tensor:

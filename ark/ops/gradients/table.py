@@ -16,8 +16,8 @@ from typing import Any
 from ark.errors import InternalError, UnsupportedError
 from ark.frontend.tensor import Tensor
 from ark.ir.graph import Node
-from ark.lower.rewrite.fuse_chains import is_elementwise
 from ark.ops.elementwise import cast, zeros
+from ark.tasks.node_expressions import is_elementwise
 
 Gradients = Sequence[Tensor | None]
 Rule = Callable[["Call"], Gradients]
