@@ -31,6 +31,22 @@ ARK_DEVICE void ark_candidates(C candidates, ArkCandidates<TILES>& own) {
   }
 }
 
+// Appends the chosen token of sequence `number`, whose score is `best`, behind `position`. Returns
+// true if this ends the sequence: the token is a stop token (`stopped`), or no position is left of
+// `limit`.
+template <int CONTEXT, class P, class T, class H>
+ARK_DEVICE bool ark_append_token(ArkCtx& c, int number, P position_at, T tokens, H host,
+                                 int position, int limit, float best, ark_u32 token, bool stopped) {
+  if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
+  const int next = position + 1;
+  position_at.p[0] = next;
+  if (next < CONTEXT) {
+    tokens.p[next] = static_cast<ark_i32>(token);
+    ark_post_later(c, number, reinterpret_cast<ark_u32*>(host.p) + next, token);
+  }
+  return stopped || next + 1 >= limit || next + 1 >= CONTEXT;
+}
+
 // Like ark_choose (tokens.h) for sequence `number`, by one warp. Returns in the first lane whether
 // the sequence has ended, and true in the others.
 template <int TILES, int CONTEXT, int STOPS, class S, class P, class T, class H, class E>
@@ -53,14 +69,8 @@ ARK_DEVICE bool ark_choose_by_warp(ArkCtx& c, int number, S settings, P position
   }
   stopped = ark_warp_sum(stopped);
   if (ark_lane() != 0 || position < 0 || position >= CONTEXT) return true;
-  if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
-  const int next = position + 1;
-  position_at.p[0] = next;
-  if (next < CONTEXT) {
-    tokens.p[next] = static_cast<ark_i32>(token);
-    ark_post_later(c, number, reinterpret_cast<ark_u32*>(host.p) + next, token);
-  }
-  return stopped > 0.0f || next + 1 >= limit || next + 1 >= CONTEXT;
+  return ark_append_token<CONTEXT>(c, number, position_at, tokens, host, position, limit, best,
+                                   token, stopped > 0.0f);
 }
 
 // Processes one sequence by one thread; for many sequences that have few candidates. `number` is
@@ -91,14 +101,8 @@ ARK_DEVICE bool ark_choose_by_lane(ArkCtx& c, int number, S settings, P position
     return false;
   }
   if (position < 0 || position >= CONTEXT) return true;
-  if (best == -ark_inf()) ark_fail(c, 6u, 0u, 0u, 0u);
-  const int next = position + 1;
-  position_at.p[0] = next;
-  if (next < CONTEXT) {
-    tokens.p[next] = static_cast<ark_i32>(token);
-    ark_post_later(c, number, reinterpret_cast<ark_u32*>(host.p) + next, token);
-  }
-  return stopped || next + 1 >= limit || next + 1 >= CONTEXT;
+  return ark_append_token<CONTEXT>(c, number, position_at, tokens, host, position, limit, best,
+                                   token, stopped);
 }
 
 // Processes all sequences. A sequence that has ended is not changed; a sequence within its prompt

@@ -51,8 +51,10 @@ extern "C" uint32_t due(uint32_t walked, uint32_t ns, const uint32_t* stored,
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("ahead")
-    matrix = resources.files("ark_cuda").joinpath("matrix.h").read_text()
-    text = cut(matrix, "bool ark_matrix_due(", "void ark_box_prefetch(")
+    files = resources.files("ark_cuda")
+    matrix, barriers = (files.joinpath(name).read_text() for name in ("matrix.h", "barriers.h"))
+    text = cut(barriers, "ark_u32 ark_clocks(", "ark_u32 ark_clock()")
+    text += cut(matrix, "bool ark_matrix_due(", "void ark_box_prefetch(")
     source, library = folder / "ahead.cpp", folder / "ahead.so"
     host = HOST.replace("PERIOD", f"{PERIOD}u")
     source.write_text(f"{host}{text}{CALLS}")

@@ -65,8 +65,10 @@ def build(
 
     mib: the MiB of weights that an iteration reads.
     """
-    stream = resources.files("ark_cuda").joinpath("stream.h").read_text()
-    text = cut(stream, "constexpr bool ARK_SLOW_MEMORY", "constexpr ark_u32 ARK_STARVING")
+    files = resources.files("ark_cuda")
+    stream, barriers = (files.joinpath(name).read_text() for name in ("stream.h", "barriers.h"))
+    text = cut(barriers, "ark_u32 ark_clocks(", "ark_u32 ark_clock()")
+    text += cut(stream, "constexpr bool ARK_SLOW_MEMORY", "constexpr ark_u32 ARK_STARVING")
     source, library = folder / "prefetch.cpp", folder / "prefetch.so"
     # The simulated shuffle adds the lane to all words of a record; a real one adds it to the first
     # word only.

@@ -543,7 +543,7 @@ ARK_DEVICE void ark_matrix_run(const ArkParams* p, ark_u32 processor, char* scra
 // memory delivers the stage. Returns false if the computing warps have left the loop.
 ARK_DEVICE bool ark_matrix_due(ArkMatrixLoad& load, ark_u32 nanoseconds, bool& wanted) {
   ++load.walked;
-  const ark_u32 clocks = ARK_MATRIX_PACE * nanoseconds * 7u / 4u;  // at 1.75 GHz
+  const ark_u32 clocks = ark_clocks(ARK_MATRIX_PACE * nanoseconds);
   for (;;) {
     const ark_u32 loaded = ark_shared_word(&ark_matrix.loaded), now = ark_clock();
     const ark_u32 ahead = load.walked - (loaded >> 8) & 0xffffffu;  // of the loading thread

@@ -293,6 +293,39 @@ ARK_DEVICE void ark_matrix_store_whole(const T* d, T* out, ark_i64 pitch, int fi
     }
   }
 }
+// The address of 16-byte piece `at` of a row of a warp's slab. The pieces of a row are permuted so
+// that neither writing pairs nor reading eight results at a time has bank conflicts.
+ARK_DEVICE char* ark_slab_piece(char* slab, int row, int at) {
+  return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
+}
+// Writes the first 32 columns of a warp's sums to its slab, in pairs. Registers cannot be indexed
+// by a variable. So this uses the sums in the first registers and then moves the remaining sums
+// down to these registers.
+template <int COLUMNS, typename S>
+ARK_DEVICE void ark_slab_write(char* slab, S (&d)[COLUMNS / 2]) {
+  constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;
+  const int lane = ark_lane();
+#pragma unroll
+  for (int j = 0; j < SOME / 8; ++j) {
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const S* pair = d + 4 * j + 2 * high;
+      char* to = ark_slab_piece(slab, lane / 4 + 8 * high, 2 * j + (lane & 3) / 2) + 8 * (lane & 1);
+      *reinterpret_cast<ArkPack<S, 2>*>(to) = ArkPack<S, 2>{{pair[0], pair[1]}};
+    }
+  }
+#pragma unroll
+  for (int i = 0; i + 16 < COLUMNS / 2; ++i) d[i] = d[i + 16];
+}
+// Reads the lane's eight neighbouring results of a row of the slab.
+template <typename S>
+ARK_DEVICE void ark_slab_read(char* slab, int row, S (&v)[8]) {
+  const int at = ark_lane() % 4 * 2;
+  const auto low = *reinterpret_cast<const ArkPack<S, 4>*>(ark_slab_piece(slab, row, at));
+  const auto high = *reinterpret_cast<const ArkPack<S, 4>*>(ark_slab_piece(slab, row, at + 1));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v[i] = low.v[i], v[4 + i] = high.v[i];
+}
 // Calls `eight(row, column, values, count)` for each eight neighbouring results of a tile. count:
 // how many of the eight are inside of the result. Each warp's 16 rows of 32 columns pass through
 // its slab without rounding.
@@ -301,37 +334,17 @@ ARK_DEVICE void ark_matrix_each(ArkCtx& c, S (&d)[COLUMNS / 2], int first, int r
                                 const Eight& eight) {
   char* slab = ark_matrix_slab(c, ark_warp());
   const int lane = ark_lane();
-  constexpr int SOME = COLUMNS < 32 ? COLUMNS : 32;  // columns at a time
-  // A lane writes pairs of results to the slab and reads eight results at a time. The 16-byte
-  // pieces of a row are permuted so that neither access has bank conflicts.
-  const auto piece = [&](int row, int at) {
-    return slab + row * 128 + ((at ^ ((row & 3) << 1 | (row & 1))) << 4);
-  };
-  // This is a loop so that the code of the epilogue is emitted once. Registers cannot be indexed by
-  // a variable. So each round uses the sums in the first registers and then moves the remaining
-  // sums down to these registers.
+  // This is a loop so that the code of the epilogue is emitted once.
 #pragma unroll 1
   for (int q = 0; q < COLUMNS; q += 32) {
     __syncwarp();
-#pragma unroll
-    for (int j = 0; j < SOME / 8; ++j) {
-#pragma unroll
-      for (int high = 0; high < 2; ++high) {
-        const S* pair = d + 4 * j + 2 * high;
-        char* to = piece(lane / 4 + 8 * high, 2 * j + (lane & 3) / 2) + 8 * (lane & 1);
-        *reinterpret_cast<ArkPack<S, 2>*>(to) = ArkPack<S, 2>{{pair[0], pair[1]}};
-      }
-    }
-#pragma unroll
-    for (int i = 0; i + 16 < COLUMNS / 2; ++i) d[i] = d[i + 16];
+    ark_slab_write<COLUMNS>(slab, d);
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
       const int local = 8 * i + lane / 4, row = first + local, column = q + lane % 4 * 8;
-      const auto low = *reinterpret_cast<const ArkPack<S, 4>*>(piece(local, lane % 4 * 2));
-      const auto high = *reinterpret_cast<const ArkPack<S, 4>*>(piece(local, lane % 4 * 2 + 1));
-      const S v[8] = {low.v[0],  low.v[1],  low.v[2],  low.v[3],
-                      high.v[0], high.v[1], high.v[2], high.v[3]};
+      S v[8];
+      ark_slab_read(slab, local, v);
       const int left = columns - column < 8 ? columns - column : 8;
       if (row < rows && left > 0 && column < COLUMNS) eight(row, column, v, left);
     }

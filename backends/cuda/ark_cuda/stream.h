@@ -24,7 +24,7 @@ constexpr bool ARK_PREFETCH_ON =
 constexpr ark_u32 ARK_PREFETCHED = ARK_PREFETCH_ON   ? (ARK_STREAM_MIXED ? 12u : 16u)
                                    : ARK_STREAM_CUTS ? 24u
                                                      : 16u;
-constexpr ark_u32 ARK_STAGE_CLOCKS = ARK_STAGE_NS * 7 / 4;  // at 1.75 GHz
+constexpr ark_u32 ARK_STAGE_CLOCKS = ark_clocks(ARK_STAGE_NS);
 // The loading warp reads the clock once per stage. If all stages are contiguous bytes and come from
 // L2, a prefetch that is late by less than one interval does not delay the next one, so that the
 // average interval is as set. If the operands of an iteration have more than 4 GiB, more stages are

@@ -127,6 +127,37 @@ ARK_DEVICE void ark_weigh_scores(float (&score)[G][U], bool there, float (&power
   }
 }
 
+// Combines the partial results of the warps and stores the task's result, of part `split` of query
+// row `row` and key/value head `head`. EMPTY: true if the task may have no positions; its result is
+// then zero.
+template <int SPLITS, bool EMPTY, int G, int D, int W, class O>
+ARK_DEVICE void ark_attention_store(ArkCtx& c, const ArkAttentionParts<G, D, W>& s, O output,
+                                    int row, int head, int split) {
+  for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
+    const int g = i / D, d = i % D;
+    float m = -1e30f;
+#pragma unroll
+    for (int w = 0; w < W; ++w) m = fmaxf(m, s.part[w][g][D]);
+    float sum = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < W; ++w) {
+      const float share = ark_exp(s.part[w][g][D] - m);
+      sum = fmaf(share, s.part[w][g][d], sum);
+      all = fmaf(share, s.part[w][g][D + 1], all);
+    }
+    if constexpr (SPLITS == 1) {
+      ark_publish(c, output, 0, 0, row, head * (G * D) + i,
+                  EMPTY && all == 0.0f ? 0.0f : sum / all);
+    } else {
+      ark_publish(c, output, row, head * G + g, split, d, sum);
+      if (d == 0) {
+        ark_publish(c, output, row, head * G + g, split, D, m);
+        ark_publish(c, output, row, head * G + g, split, D + 1, all);
+      }
+    }
+  }
+}
+
 // Computes attention of one query row over one split of the positions of a contiguous cache. Task
 // coordinates: row, key/value head, split. A group of lanes reads a row of the cache, 16 bytes per
 // lane, and loads U rows at a time. For these U rows there is one update of the maximum and one
@@ -262,28 +293,7 @@ ARK_DEVICE bool ark_attention_warps(ArkCtx& c, const ArkTask& t, float scale, Q 
     }
   }
   ark_sync();
-  for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
-    const int g = i / D, d = i % D;
-    float m = -1e30f;
-#pragma unroll
-    for (int w = 0; w < W; ++w) m = fmaxf(m, s.part[w][g][D]);
-    float sum = 0.0f, all = 0.0f;
-#pragma unroll
-    for (int w = 0; w < W; ++w) {
-      const float share = ark_exp(s.part[w][g][D] - m);
-      sum = fmaf(share, s.part[w][g][d], sum);
-      all = fmaf(share, s.part[w][g][D + 1], all);
-    }
-    if constexpr (SPLITS == 1) {
-      ark_publish(c, output, 0, 0, row, head * (G * D) + i, sum / all);
-    } else {
-      ark_publish(c, output, row, head * G + g, split, d, sum);
-      if (d == 0) {
-        ark_publish(c, output, row, head * G + g, split, D, m);
-        ark_publish(c, output, row, head * G + g, split, D + 1, all);
-      }
-    }
-  }
+  ark_attention_store<SPLITS, false>(c, s, output, row, head, split);
   return true;
 }
 

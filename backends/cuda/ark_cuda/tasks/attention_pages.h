@@ -138,27 +138,6 @@ ARK_DEVICE bool ark_attention_pages(ArkCtx& c, const ArkTask& t, float scale, Q 
     }
   }
   ark_sync();
-  for (int i = ark_tid(); i < G * D; i += ARK_THREADS) {
-    const int g = i / D, d = i % D;
-    float m = -1e30f;
-#pragma unroll
-    for (int w = 0; w < W; ++w) m = fmaxf(m, s.part[w][g][D]);
-    float sum = 0.0f, all = 0.0f;
-#pragma unroll
-    for (int w = 0; w < W; ++w) {
-      const float share = ark_exp(s.part[w][g][D] - m);
-      sum = fmaf(share, s.part[w][g][d], sum);
-      all = fmaf(share, s.part[w][g][D + 1], all);
-    }
-    if constexpr (SPLITS == 1) {
-      ark_publish(c, output, 0, 0, row, head * (G * D) + i, all != 0.0f ? sum / all : 0.0f);
-    } else {
-      ark_publish(c, output, row, head * G + g, split, d, sum);
-      if (d == 0) {
-        ark_publish(c, output, row, head * G + g, split, D, m);
-        ark_publish(c, output, row, head * G + g, split, D + 1, all);
-      }
-    }
-  }
+  ark_attention_store<SPLITS, true>(c, s, output, row, head, split);
   return true;
 }
