@@ -23,6 +23,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor, dense_view
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
+from ark.lower.rewrite.makers import replaceable
 from ark.lower.rewrite.row_regions import reordered
 from ark.lower.rewrite.views import UNSEEN, same_elements, whole
 from ark.tasks import expression
@@ -44,7 +45,7 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
     """
     private = read_once(graph, kept)
     for node in graph.nodes:
-        if node.type == "transpose" and _plain(node) and private(node.outputs[0]):
+        if node.type == "transpose" and _whole(node) and private(node.outputs[0]):
             chain = [node]
             while private(chain[-1].outputs[0]):
                 reader = _reader(graph, chain[-1])
@@ -61,15 +62,10 @@ def _rewritten(graph: Graph, kept: frozenset[int]) -> Graph | None:
     return None
 
 
-def _plain(node: Node) -> bool:
-    """True if the node has exactly one output that fills its buffer, and no user hints."""
-    return (
-        len(node.outputs) == 1
-        and node.hints is None
-        and not node.after
-        and whole(node.outputs[0])
-        and not any(t.dtype.packed for t in (*node.inputs, *node.outputs))
-    )
+def _whole(node: Node) -> bool:
+    """True if the node may be replaced, its result fills its buffer, and no type is packed."""
+    packed = any(t.dtype.packed for t in (*node.inputs, *node.outputs))
+    return replaceable(node) and whole(node.outputs[0]) and not packed
 
 
 def _reader(graph: Graph, node: Node) -> Node | None:
@@ -94,7 +90,7 @@ def _joins(node: Node, out: Tensor, first: Node) -> bool:
     known.
     """
     read = _read(node, out)
-    if node.placement != first.placement or not _plain(node) or not same_elements(read, out):
+    if node.placement != first.placement or not _whole(node) or not same_elements(read, out):
         return False
     if node.type == "matmul":
         given = node.read(MatmulAttributes)

@@ -22,7 +22,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import MAX_DIMS, Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
-from ark.lower.rewrite.makers import only_makers
+from ark.lower.rewrite.makers import only_makers, replaceable
 from ark.lower.rewrite.views import groups, in_shape, same_elements, whole
 from ark.tasks.remap import Rule
 
@@ -73,12 +73,10 @@ def _composed(graph: Graph, kept: frozenset[int]) -> Graph | None:
 
 def _movable(node: Node) -> bool:
     """True for a copy whose result fills its buffer and that has no user hints."""
-    if not node.outputs:  # a barrier between ranks has none
+    if not replaceable(node):
         return False
-    (out, *others) = node.outputs
-    plain = not others and node.hints is None and not node.after and not node.virtual
-    moves = node.type in ("remap", "transpose", "concat") and whole(out) and not out.dtype.packed
-    return moves and plain
+    out = node.outputs[0]
+    return node.type in ("remap", "transpose", "concat") and whole(out) and not out.dtype.packed
 
 
 def _windows(graph: Graph, node: Node) -> bool:

@@ -32,14 +32,14 @@ def fuse_norm_scales(graph: Graph, context: Context) -> Graph:
                 joined = _joined(norm, node, read)
                 if joined is not None and not written.behind(at, norm.inputs[:1]):
                     nodes[at], node = None, joined
-        elif _plain(node) and private(node.outputs[0]):
+        elif _unweighted(node) and private(node.outputs[0]):
             norms[node.outputs[0].buffer.id] = place, node
         written.add(place, node)
         nodes.append(node)
     return graph.with_nodes(n for n in nodes if n is not None)
 
 
-def _plain(node: Node) -> bool:
+def _unweighted(node: Node) -> bool:
     """True for a layer norm that has neither a weight nor hints of the user."""
     return node.type == "layernorm" and len(node.inputs) == 1 and not node.hints
 

@@ -29,7 +29,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.registry import get
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.makers import Pattern
+from ark.lower.rewrite.makers import Pattern, replaceable
 from ark.lower.rewrite.views import same_elements, whole
 from ark.tasks import expression
 from ark.tasks.node_expressions import expression_of, is_elementwise
@@ -61,7 +61,7 @@ class _Rows(Pattern):
         Unlike `maker`, it allows any number of readers.
         """
         node = self.makers.get(tensor.buffer.id)
-        fills = node is not None and _plain(node) and same_elements(tensor, node.outputs[0])
+        fills = node is not None and replaceable(node) and same_elements(tensor, node.outputs[0])
         return node if fills else None
 
     def readers(self, tensor: Tensor) -> list[Node]:
@@ -91,17 +91,12 @@ class _Rows(Pattern):
         return order if permutes and moves else None
 
 
-def _plain(node: Node) -> bool:
-    """True if the node has a single output and no user hints."""
-    return len(node.outputs) == 1 and node.hints is None and not node.after and not node.virtual
-
-
 def _on_rows(node: Node, changed: set[int], rows: int) -> bool:
     """True for a node that computes each of `rows` rows independently. Its inputs in the buffers
     `changed`, whose rows are in another order, are read row by row; all other inputs must be equal
     for all rows.
     """
-    if not _plain(node) or not whole(node.outputs[0]):
+    if not replaceable(node) or not whole(node.outputs[0]):
         return False
     sizes = {t.elements // t.shape[-1] for t in (*node.outputs, *node.inputs) if _in(t, changed)}
     if any(not whole(t) for t in node.inputs if _in(t, changed)) or not sizes <= {rows}:
@@ -135,7 +130,7 @@ def _add_in_windows(graph: Graph, kept: frozenset[int]) -> tuple[Graph, int] | N
     """
     rows = _Rows(graph, kept)
     for node in graph.nodes:
-        if node.type != "add" or len(node.inputs) != 2 or not _plain(node):
+        if node.type != "add" or len(node.inputs) != 2 or not replaceable(node):
             continue
         for source, added in (node.inputs, node.inputs[::-1]):
             back, out = _copies_to(rows, added), node.outputs[0]
@@ -186,7 +181,7 @@ def _windows_of(
         between: list[Node] = []
         copies: list[Node] = []
         node, changed = reader, {source.buffer.id}
-        while rows.view.places[node.id] < rows.view.places[last.id] and _plain(node):
+        while rows.view.places[node.id] < rows.view.places[last.id] and replaceable(node):
             if node.type in COPIES and whole(node.inputs[0]) and whole(node.outputs[0]):
                 copies.append(node)
             elif not copies and _on_rows(node, changed, count):

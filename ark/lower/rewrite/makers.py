@@ -1,8 +1,8 @@
 """Finds the node that computes a tensor. Passes that recognise a pattern of several nodes use it to
 go backwards from the pattern's last node.
 
-Called by fuse_attention, fuse_rmsnorm, fuse_rotary, keep_row_order, compose_remaps, merge_equal and
-row_regions in ark.lower.rewrite.
+Called by fuse_attention, fuse_rmsnorm, fuse_rotary, keep_row_order, compose_remaps, merge_equal,
+row_regions and cancel_transposes in ark.lower.rewrite.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ def only_makers(graph: Graph) -> dict[int, Node]:
         if len(nodes) == 1 and not nodes[0].virtual and first.buffer.arena == "activation":
             makers[buffer] = nodes[0]
     return makers
+
+
+def replaceable(node: Node) -> bool:
+    """True if other nodes may take the place of the node: it has one output, runs as tasks, has no
+    hints of the user and need not wait for certain nodes.
+    """
+    return len(node.outputs) == 1 and node.hints is None and not node.after and not node.virtual
 
 
 def without(graph: Graph, taken: set[int], idle: set[int], kept: frozenset[int]) -> Graph:

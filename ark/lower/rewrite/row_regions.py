@@ -25,7 +25,7 @@ from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower.rewrite.copies import read_in_place
 from ark.lower.rewrite.fuse_chains import read_once
-from ark.lower.rewrite.makers import only_makers, without
+from ark.lower.rewrite.makers import only_makers, replaceable, without
 from ark.lower.rewrite.views import in_shape, whole
 from ark.tasks import expression
 from ark.tasks.node_expressions import expression_of, is_elementwise
@@ -53,15 +53,11 @@ def reordered(graph: Graph, kept: frozenset[int]) -> Graph:
     return without(read_in_place(graph, kept), set(), ends, kept) if ends else graph
 
 
-def _plain(node: Node) -> bool:
-    return len(node.outputs) == 1 and node.hints is None and not node.after and not node.virtual
-
-
 def _starts(node: Node) -> Iterator[tuple[int, Sizes]]:
     """The buffers at a transpose (rows, others, columns) to (others, rows, columns) from which a
     region may begin: the transpose's result and its source. Each with the two sizes there.
     """
-    if node.type != "transpose" or not _plain(node):
+    if node.type != "transpose" or not replaceable(node):
         return
     source, out = node.inputs[0], node.outputs[0]
     perm = [d for d in node.read(TransposeAttributes).perm if source.shape[d] > 1]
@@ -78,10 +74,10 @@ def _joined_beside(graph: Graph, kept: frozenset[int]) -> Graph:
     makers, private = only_makers(graph), read_once(graph, kept)
     placed: dict[int, Node | None] = {}
     for node in graph.nodes:
-        if node.type != "transpose" or not _plain(node):
+        if node.type != "transpose" or not replaceable(node):
             continue
         source, out, maker = node.inputs[0], node.outputs[0], makers.get(node.inputs[0].buffer.id)
-        if maker is None or maker.type != "concat" or not _plain(maker) or not private(source):
+        if maker is None or maker.type != "concat" or not replaceable(maker) or not private(source):
             continue
         perm, parts = node.read(TransposeAttributes).perm, maker.inputs
         left = [d for d in perm if d and source.shape[d] > 1]
@@ -152,7 +148,7 @@ class _Region:
         """
         mine = [t for t in (*node.inputs, *node.outputs) if t.buffer.id == buffer]
         out = node.outputs[0]
-        if not _plain(node) or not all(whole(t) and not t.dtype.packed for t in mine):
+        if not replaceable(node) or not all(whole(t) and not t.dtype.packed for t in mine):
             return None
         if node.type == "transpose":
             self.ends[node.id] = node
