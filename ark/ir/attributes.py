@@ -337,8 +337,8 @@ class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
 
 
 class TopKAttributes(Attributes, frozen=True):
-    """Top-k. least: True to choose the k smallest values, not the largest. softmax, row_softmax:
-    True to store the chosen values' softmax, or their values in the softmax of the whole row.
+    """Top-k. least: True to choose the k smallest values, not the largest. softmax: True to store
+    the chosen values' softmax. row_softmax: True to choose from the softmax of the row.
     """
 
     k: int

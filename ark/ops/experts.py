@@ -137,16 +137,14 @@ def expert_linear(
 
 
 def _topk(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    x = inputs[0]
-    odd = np.isnan(x)
-    given = TopKAttributes.from_node(attrs)
-    least = given.least
+    x, given = inputs[0], TopKAttributes.from_node(attrs)
+    if given.row_softmax:
+        powers = np.exp(x - x.max(-1, keepdims=True))
+        x = powers / powers.sum(-1, keepdims=True)
+    odd, least = np.isnan(x), given.least
     keys = np.where(odd, 0.0, x if least else -x), odd if least else ~odd
     order = np.lexsort(keys, axis=-1)[:, : given.k]
     values = np.take_along_axis(x, order, -1)
-    if given.row_softmax:
-        powers = np.exp(x - x.max(-1, keepdims=True))
-        values = np.take_along_axis(powers / powers.sum(-1, keepdims=True), order, -1)
     if given.softmax:
         values = np.exp(values - values.max(-1, keepdims=True))
         values /= values.sum(-1, keepdims=True)

@@ -22,8 +22,7 @@ ARK_DEVICE ark_u32 ark_warp_largest(ark_u32 v) {
 
 // Finds the K best of a row's N elements by one thread. The thread keeps the K best elements so far
 // in order. Most elements are worse than the last of these K, so they need only one comparison.
-// SOFTMAX: 1 to store the softmax of the results, 2 to store their values in the softmax of the
-// row.
+// SOFTMAX: 1 to store the softmax of the results, 2 to find the best of the row's softmax.
 template <int N, int K, bool LEAST, int SOFTMAX, class X, class V, class I>
 ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   float best[K];
@@ -34,9 +33,17 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
   }
   const auto* from = ark_address(x, 0, 0, row, 0);
   const ark_i64 apart = ark_address(x, 0, 0, row, 1) - from;
+  const auto element = [&](ark_u32 i) { return ark_get(from + i * apart, 0); };
+  float most = -ark_inf(), total = 0.0f;
+  for (int i = 0; SOFTMAX == 2 && i < N; ++i) most = element(i) > most ? element(i) : most;
+  for (int i = 0; SOFTMAX == 2 && i < N; ++i) total += ark_exp(element(i) - most);
   for (int i = 0; i < N; ++i) {
-    const float x = ark_get(from + i * apart, 0), v = LEAST ? -x : x;
-    if (at[K - 1] != 0xffffffffu && !ark_before<LEAST>(v, best[K - 1])) continue;
+    const float x = element(i);
+    const bool full = at[K - 1] != 0xffffffffu;
+    // A smaller element has no larger softmax, so most elements need no ark_exp.
+    if (SOFTMAX == 2 && full && !ark_before<false>(x, element(at[K - 1]))) continue;
+    const float v = SOFTMAX == 2 ? ark_exp(x - most) / total : LEAST ? -x : x;
+    if (full && !ark_before<LEAST>(v, best[K - 1])) continue;
     int j = K - 1;
     for (; j > 0 && (at[j - 1] == 0xffffffffu || ark_before<LEAST>(v, best[j - 1])); --j) {
       best[j] = best[j - 1];
@@ -45,13 +52,9 @@ ARK_DEVICE void ark_topk_alone(int row, X x, V values, I indices) {
     best[j] = v;
     at[j] = static_cast<ark_u32>(i);
   }
-  if (SOFTMAX) {
-    float total = 0.0f;
-    const float most = best[0];
-    for (int j = 0; j < K; ++j) best[j] = ark_exp(best[j] - most);
-    for (int j = 0; SOFTMAX == 1 && j < K; ++j) total += best[j];
-    for (int i = 0; SOFTMAX == 2 && i < N; ++i)
-      total += ark_exp(ark_get(from + i * apart, 0) - most);
+  if (SOFTMAX == 1) {
+    most = best[0];
+    for (int j = 0; j < K; ++j) total += best[j] = ark_exp(best[j] - most);
     for (int j = 0; j < K; ++j) best[j] /= total;
   }
   for (int j = 0; j < K; ++j) {
@@ -188,6 +191,23 @@ ARK_DEVICE void ark_topk_rows(int rows, const In& in, const Finish& finish) {
   }
 }
 
+// Replaces a row of N elements, of which a lane holds EACH neighbouring ones, by its softmax.
+template <int N, int EACH>
+ARK_DEVICE void ark_softmax_of_lanes(float (&v)[EACH]) {
+  float most = -ark_inf(), total = 0.0f;
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) most = v[e] > most ? v[e] : most;
+  most = ark_warp_max(most);
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) {
+    v[e] = ark_lane() * EACH + e < N ? ark_exp(v[e] - most) : 0.0f;
+    total += v[e];
+  }
+  total = ark_warp_sum(total);
+#pragma unroll
+  for (int e = 0; e < EACH; ++e) v[e] /= total;
+}
+
 // Like ark_topk_rows, for short rows: a warp has one row, of which a lane holds neighbouring
 // elements as keys. Each round finds the largest key and the first element that has it.
 template <int N, int K, int SOFTMAX, class In, class Finish>
@@ -202,6 +222,7 @@ ARK_DEVICE void ark_topk_short(int rows, const In& in, const Finish& finish) {
       const int i = lane * EACH + e;
       v[e] = i < N ? ark_get(in(r, i), 0) : -ark_inf();
     }
+    if (SOFTMAX == 2) ark_softmax_of_lanes<N>(v);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
       const ark_u32 order = v[e] == v[e] ? ark_ordered(v[e] + 0.0f) : 0xffffffffu;
@@ -229,15 +250,9 @@ ARK_DEVICE void ark_topk_short(int rows, const In& in, const Finish& finish) {
       mine = lane == j ? value : mine;
       at = lane == j ? first : at;
     }
-    if (SOFTMAX > 0) {
-      float total = lane < K ? ark_exp(mine - most) : 0.0f;
-      const float own = total;
-      if (SOFTMAX == 2) {
-        total = 0.0f;
-#pragma unroll
-        for (int e = 0; e < EACH; ++e) total += lane * EACH + e < N ? ark_exp(v[e] - most) : 0.0f;
-      }
-      mine = own / ark_warp_sum(total);
+    if (SOFTMAX == 1) {
+      const float own = lane < K ? ark_exp(mine - most) : 0.0f;
+      mine = own / ark_warp_sum(own);
     }
     if (lane < K) finish(r, lane, mine, at);
   }

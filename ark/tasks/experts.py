@@ -3,7 +3,7 @@
 ark.lower.ops.experts.
 
 `topk` params: k, rows (of a task), least (the smallest are chosen), softmax (of the values),
-row_softmax (the values are those of the softmax of the whole row).
+row_softmax (the elements are those of the softmax of the row).
 
 operands: input (rows, n), values (rows, k), indices (rows, k).
 

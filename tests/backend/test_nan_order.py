@@ -1,5 +1,5 @@
 """Ordering with NaN, which counts as the largest number, as in torch: argmax, argmin, max, min,
-topk, with row lengths for each way of computing them.
+topk, with row lengths for each way of computing them; topk of equal elements.
 """
 
 from __future__ import annotations
@@ -82,3 +82,29 @@ def test_topk_with_nan_equals_torch(backend: str, dtype: Any) -> None:
                 np.testing.assert_array_equal(places.to_numpy(), at, err_msg=f"{v.shape} {k}")
                 got = values.to_numpy().astype(np.float64)
                 np.testing.assert_array_equal(got, np.take_along_axis(v, at, 1).astype(np.float64))
+
+
+def test_topk_of_softmax_orders_equal_probabilities_by_index(backend: str) -> None:
+    """A row's softmax may be equal for elements that differ: here it is 0 for most of them."""
+    rng = np.random.default_rng(0)
+    given = []
+    for columns, k in ((7, 3), (32, 5), (128, 4), (256, 8)):
+        v = rng.permutation(np.arange(5 * columns)).reshape(5, columns).astype(np.float32) / 8
+        v[np.arange(5), rng.integers(0, columns, 5)] = 900.0
+        v[1:3, ::3] = 900.0
+        v[3, 0], v[4] = np.nan, -np.inf
+        given.append((v, k))
+    inputs = [ark.tensor(list(v.shape)) for v, _ in given]
+    outputs = [ark.topk(ark.softmax(x), k) for x, (_, k) in zip(inputs, given, strict=True)]
+    again = [ark.softmax(values) for values, _ in outputs]
+    with ark.Runtime() as runtime:
+        runtime.launch(loop_mode=False)
+        for x, (v, _) in zip(inputs, given, strict=True):
+            x.from_numpy(v)
+        runtime.run()
+        for (values, places), result, (v, k) in zip(outputs, again, given, strict=True):
+            want = torch.sort(torch.from_numpy(v).softmax(-1), descending=True, stable=True)
+            np.testing.assert_array_equal(places.to_numpy(), want.indices[:, :k].numpy())
+            largest = want.values[:, :k]
+            np.testing.assert_allclose(values.to_numpy(), largest.numpy(), rtol=1e-6)
+            np.testing.assert_allclose(result.to_numpy(), largest.softmax(-1), rtol=1e-6)

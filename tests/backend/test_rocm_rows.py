@@ -128,15 +128,16 @@ CHOICES = {
     "equal": np.array([0.0, -0.0, 3.0, 3.0, *[-1.0] * 67, 3.0, 0.0]),
     "nan": np.array([1.0, NAN, INF, -INF, *[2.0] * 90, NAN]),
     "infinite": np.array([-INF] * 30 + [1.0, -2.0] + [-INF] * 40),
+    "far": np.array([*range(70), 900.0, *range(100, 120)]),  # equal in the softmax of the row
 }
 
 
 @pytest.mark.parametrize(
     ("arch", "case", "softmax"),
-    in_turns(ARCHS, [(case, softmax) for case in CHOICES for softmax in (False, True)]),
+    in_turns(ARCHS, [(case, softmax) for case in CHOICES for softmax in ("", "softmax", "row")]),
     indirect=["arch"],
 )
-def test_topk_of_packets(arch: str, case: str, softmax: bool) -> None:
+def test_topk_of_packets(arch: str, case: str, softmax: str) -> None:
     """The input of topk is computed by a linear layer whose tasks store packets."""
     del arch
     scores = CHOICES[case].astype(np.float32)
@@ -152,14 +153,19 @@ def test_topk_of_packets(arch: str, case: str, softmax: bool) -> None:
     graph.add("linear", [given, rows], [logits], {"prologue": "none", "epilogue": "store"}, "l")
     values = graph.tensor((1, k), fp32, arena="state", name="values")
     chosen = graph.tensor((1, k), int32, arena="state", name="chosen")
-    graph.add("topk", [logits], [values, chosen], {"k": k, "softmax": softmax}, "topk")
+    attrs = {"k": k, "softmax": softmax == "softmax", "row_softmax": softmax == "row"}
+    graph.add("topk", [logits], [values, chosen], attrs, "topk")
     body = packet_rows.TopK()
     got, places = of_packets(graph, {"x": x, "weight": weight}, body, ("values", "chosen"))
+    if softmax == "row":
+        with np.errstate(invalid="ignore"):
+            scores = np.exp(scores - scores.max())
+            scores /= scores.sum()
     key = np.where(np.isnan(scores), INF, scores.astype(np.float64))
     order = sorted(range(n), key=lambda i: (not np.isnan(scores[i]), -key[i], i))[:k]
     assert places.tolist() == order
     want = scores[order].astype(np.float64)
-    if softmax:
+    if softmax == "softmax":
         with np.errstate(invalid="ignore"):
             want = np.exp(want - want.max())
             want /= want.sum()

@@ -91,7 +91,8 @@ def _of_row(node: Node, makers: Sequence[Node], machine: Machine) -> Node | None
         return None
     given, (x,) = node.read(TopKAttributes), softmax.inputs
     fits = not given.least and takes_row_softmax(x.shape[-1], given.k, machine)
-    alike = x.shape == node.inputs[0].shape and x.dtype == node.inputs[0].dtype
+    # The choice compares probabilities in fp32, and narrower types round some to equal ones.
+    alike = x.shape == node.inputs[0].shape and x.dtype == node.inputs[0].dtype == fp32
     if not (fits and alike and softmax.placement == node.placement):
         return None
     if x.buffer.id in {t.buffer.id for t in node.outputs}:

@@ -1,6 +1,9 @@
 // Ops on one row whose input may be packets: rmsnorm by a block, and the choice of the K largest
 // elements by a wave.
 
+template <int N, int EACH>
+ARK_DEVICE void ark_softmax_of_lanes(float (&v)[EACH]);  // of experts.h
+
 struct ArkMost {
   ARK_DEVICE ark_u32 of(ark_u32 a, ark_u32 b) { return a > b ? a : b; }
 };
@@ -33,10 +36,9 @@ ARK_DEVICE bool ark_packet_rmsnorm(ArkCtx& c, const ArkTask&, X x, W weight, O o
 }
 
 // Finds the K largest of the N elements of a row, in descending order, and their indices. NaN
-// counts as the largest. With SOFTMAX, stores the softmax of the K elements (1), or their values in
-// the softmax of the row (2), instead of the elements. Each of K rounds finds the largest element
-// that is left. A lane has EACH neighbouring elements, so that the first of equal elements is in
-// the first lane.
+// counts as the largest. With SOFTMAX, stores the softmax of the K elements (1), or finds the K
+// largest of the softmax of the row (2). Each of K rounds finds the largest element that is left. A
+// lane has EACH neighbouring elements, so that the first of equal elements is in the first lane.
 template <int N, int K, int SOFTMAX, class X, class V, class I>
 ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indices) {
   constexpr int EACH = (N + ARK_LANES - 1) / ARK_LANES;
@@ -68,6 +70,7 @@ ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indi
 #pragma unroll
     for (int e = 0; e < EACH; ++e) v[e] = ark_load(c, x, 0, 0, 0, at(e));
   }
+  if (SOFTMAX == 2) ark_softmax_of_lanes<N>(v);
   ark_u32 key[EACH];  // larger for larger elements, 0 for none
 #pragma unroll
   for (int e = 0; e < EACH; ++e) {
@@ -98,17 +101,11 @@ ARK_DEVICE bool ark_packet_topk(ArkCtx& c, const ArkTask&, X x, V values, I indi
     mine = lane == j ? largest : mine;
     chosen = lane == j ? place : chosen;
   }
-  if (SOFTMAX > 0) {
+  if (SOFTMAX == 1) {
     const float none = ark_inf() - ark_inf();
     const bool odd = ark_ballot(lane < K && mine != mine) != 0u;
     const float most = ark_warp_max(mine), own = lane < K ? ark_exp(mine - most) : 0.0f;
-    float total = own;
-    if (SOFTMAX == 2) {
-      total = 0.0f;
-#pragma unroll
-      for (int e = 0; e < EACH; ++e) total += lane * EACH + e < N ? ark_exp(v[e] - most) : 0.0f;
-    }
-    mine = odd ? none : own / ark_warp_sum(total);
+    mine = odd ? none : own / ark_warp_sum(own);
   }
   if (lane < K) {
     ark_publish(c, values, 0, 0, 0, lane, mine);
