@@ -10,8 +10,6 @@ the result between them. Listed in ark.lower.passes.
 
 from __future__ import annotations
 
-from collections import Counter
-
 from msgspec import structs
 
 from ark.ir.attributes import (
@@ -23,6 +21,7 @@ from ark.ir.attributes import (
 from ark.ir.dtype import FLOATS, RowType, bf16, fp16, fp32, value_type
 from ark.ir.epilogues import EPILOGUES, GATED_PAIRS
 from ark.ir.graph import Graph, Node
+from ark.ir.graph_view import GraphView
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.pack_weights import writes
@@ -58,7 +57,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
     """
     machine, kept = context.machine, context.kept
     view = graph.view
-    uses, makers, readers = view.uses, view.makers, view.readers
+    makers, readers = view.makers, view.readers
     dropped: set[int] = set()
     replaced: dict[int, Node] = {}
     for node in graph.nodes:
@@ -66,7 +65,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
             added = next(iter(readers.get(node.outputs[0].id, ())), None)
             if added is None or added.id in replaced:
                 continue
-            if _adds_residual(graph, node, added, uses, kept):
+            if _adds_residual(graph, node, added, kept):
                 replaced[added.id] = _sum(node, added)
                 dropped.add(node.id)
             continue
@@ -78,7 +77,7 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
         if node.inputs[1].buffer.id in view.written or node.id in replaced:
             continue
         norm = makers.get(node.inputs[0].id)
-        alone = uses[node.inputs[0].id] == 1
+        alone = _alone(view, node.inputs[0])
         if norm is not None and not (
             norm.type == "rmsnorm"
             and norm.hints is None
@@ -90,14 +89,14 @@ def fuse_linear(graph: Graph, context: Context) -> Graph:
         weight, product = node.inputs[1], node.outputs[0]
         last = next(iter(readers.get(product.id, ())), None)
         bias = None
-        if last is not None and product.buffer.id not in kept and _adds_bias(last, product, uses):
+        if last is not None and product.buffer.id not in kept and _adds_bias(last, product, view):
             bias, product = last, last.outputs[0]
             last = next(iter(readers.get(product.id, ())), None)
         if last is not None and (
             last.id in replaced  # the addition was already fused with its other operand
             or last.hints is not None
             or product.buffer.id in kept
-            or not _epilogue(last, product, uses)
+            or not _epilogue(last, product, view)
         ):
             last = None
         if (
@@ -183,8 +182,13 @@ def _holds_pairs(weight: Tensor, machine: Machine) -> bool:
     return not machine.ring_bytes or 2 * row_nbytes(weight) <= machine.stage_bytes
 
 
-def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
-    if node.type not in EPILOGUE_OF or uses[product.id] != 1:
+def _alone(view: GraphView, tensor: Tensor) -> bool:
+    """True if one node writes the tensor's buffer, and one node reads it, as a single input."""
+    return view.reads[tensor.buffer.id] == 1 == len(view.writers.get(tensor.buffer.id, ()))
+
+
+def _epilogue(node: Node, product: Tensor, view: GraphView) -> bool:
+    if node.type not in EPILOGUE_OF or not _alone(view, product):
         return False
     # A norm of a head needs all of its columns, which several tasks compute.
     if node.type == "rope_kv" and node.read(ProjectionAttributes).head_eps:
@@ -194,11 +198,11 @@ def _epilogue(node: Node, product: Tensor, uses: Counter[int]) -> bool:
     return node.inputs[0].id == product.id
 
 
-def _adds_bias(node: Node, product: Tensor, uses: Counter[int]) -> bool:
+def _adds_bias(node: Node, product: Tensor, view: GraphView) -> bool:
     """True if the node's result is the product plus one number for each of its columns, which
     are a parameter.
     """
-    if node.type != "add" or len(node.inputs) != 2 or uses[product.id] != 1 or node.hints:
+    if node.type != "add" or len(node.inputs) != 2 or node.hints or not _alone(view, product):
         return False
     bias, out = _others(node, product)[0], node.outputs[0]
     own = bias.dense and bias.buffer.arena == "parameter" and bias.dtype in FLOATS
@@ -220,8 +224,7 @@ def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
     """
     parts = [n for n in fused if n is not None]
     end = parts[-1]
-    inner = {t.id for n in parts[:-1] for t in n.outputs}
-    reads = {t.buffer.id for n in parts for t in n.inputs if t.id not in inner}
+    reads = {t.buffer.id for n in parts for t in n.inputs}
     between = [n for n in graph.nodes if parts[0].id <= n.id <= end.id and n not in parts]
     if any(buffer in reads for n in between for buffer in writes(n)):
         return False
@@ -229,9 +232,7 @@ def operands_unchanged(graph: Graph, *fused: Node | None) -> bool:
     return all(t.buffer.id != gathered for t in end.outputs)
 
 
-def _adds_residual(
-    graph: Graph, node: Node, added: Node, uses: Counter[int], kept: frozenset[int]
-) -> bool:
+def _adds_residual(graph: Graph, node: Node, added: Node, kept: frozenset[int]) -> bool:
     """True if the only reader of the all-reduce's result is an addition of a dense tensor of the
     same shape and type (a residual).
     """
@@ -241,7 +242,7 @@ def _adds_residual(
         and graph.world_size + 2 <= MAX_OPERANDS
         and len(node.inputs) == 1
         and node.outputs[0].buffer.id not in kept
-        and _epilogue(added, node.outputs[0], uses)
+        and _epilogue(added, node.outputs[0], graph.view)
         and (residual := _others(added, node.outputs[0])[0]).dense
         and residual.dtype == added.outputs[0].dtype == node.outputs[0].dtype
         and operands_unchanged(graph, node, added)

@@ -30,7 +30,8 @@ from ark.ir.graph import Graph, Node
 from ark.ir.packing import Packing, Part
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
-from ark.lower.rewrite.views import whole
+from ark.lower.rewrite.makers import only_makers
+from ark.lower.rewrite.views import same_elements, whole
 from ark.lower.tiling import divided_bytes, divides
 from ark.machine import Machine
 
@@ -77,28 +78,32 @@ class _Finder:
 
     def __init__(self, graph: Graph, kept: frozenset[int], machine: Machine) -> None:
         self.graph, self.kept, self.machine = graph, kept, machine
-        self.uses, self.makers = graph.view.uses, graph.view.makers
+        self.view, self.makers = graph.view, only_makers(graph)
         self.written = {b for n in graph.nodes for b in writes(n)}
-        self.reading = graph.view.reading
-        self.sources = {n.outputs[0].buffer.id: n for n in graph.nodes if n.outputs}
 
     def maker(self, type: str, tensor: Tensor) -> Node | None:
-        """The node that computes the tensor, if the node has the type `type` and the tensor has a
-        single reader; None otherwise.
+        """The node that computes the tensor, if the node has the type `type` and its result has a
+        single reader, which reads the tensor; None otherwise.
         """
-        node = self.makers.get(tensor.id)
-        alone = self.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
-        plain = node is not None and node.type == type and node.hints is None
-        return node if plain and alone else None
+        node = self.source(type, tensor)
+        return node if node is not None and node.outputs[0].id == tensor.id else None
 
     def source(self, type: str, tensor: Tensor) -> Node | None:
-        """The node of this type that computes the tensor, which may have another shape than the
-        node's result, if the result has a single reader; None otherwise.
+        """The result of `maker`, or a node whose result has another shape than the tensor."""
+        node, buffer = self.makers.get(tensor.buffer.id), tensor.buffer
+        if node is None or node.type != type or node.hints is not None:
+            return None
+        alone = self.view.reads[buffer.id] == 1 and buffer.id not in self.kept
+        return node if alone and same_elements(tensor, node.outputs[0]) else None
+
+    def append(self, type: str, tensor: Tensor) -> Node | None:
+        """The node of this type that appends rows to a cache, if its result has a single reader;
+        None otherwise.
         """
-        node, buffer = self.sources.get(tensor.buffer.id), tensor.buffer
-        alone = len(self.reading[buffer.id]) == 1 and buffer.id not in self.kept
+        node = self.view.makers.get(tensor.id)
+        alone = self.view.uses[tensor.id] == 1 and tensor.buffer.id not in self.kept
         plain = node is not None and node.type == type and node.hints is None
-        return node if plain and whole(tensor) and alone else None
+        return node if plain and alone else None
 
     def normed(self, rotations: Sequence[Node], width: int) -> list[Node]:
         """The norms of single heads whose results these nodes rotate; empty unless each rotation
@@ -191,7 +196,7 @@ class _Finder:
         query, keys, values, *table, position = node.inputs[:count]
         if query.dtype != fp32:
             return None
-        appends = [self.maker("paged_append" if paged else "kv_append", t) for t in (keys, values)]
+        appends = [self.append("paged_append" if paged else "kv_append", t) for t in (keys, values)]
         if appends[0] is None or appends[1] is None:
             return None
         key, value = appends[0], appends[1]

@@ -215,10 +215,14 @@ class Parts:
         self.weights = {name: ark.parameter((n, HIDDEN)) for name, n in sizes.items()}
         self.caches = [ark.tensor((KV_HEADS, 32, WIDTH)) for _ in range(2)]
         self.between: Callable[[Parts], Any] = lambda parts: None
+        self.behind: Callable[[Parts], Any] = lambda parts: None
         self.value_position = self.position
 
+        self.project: Callable[[Parts, str], Any] = lambda p, n: ark.linear(p.x, p.weights[n])
+        self.gated: Callable[[ark.Tensor], ark.Tensor] = lambda product: product
+
     def build(self) -> None:
-        outputs = {name: ark.linear(self.x, w) for name, w in self.weights.items()}
+        outputs = {name: self.project(self, name) for name in self.weights}
         self.outputs = outputs
         self.query = ark.rotary_embedding(outputs["query"], self.position, self.frequencies)
         key = ark.rotary_embedding(outputs["key"], self.position, self.frequencies)
@@ -226,7 +230,8 @@ class Parts:
         keys = ark.kv_append(self.caches[0], key, self.position)
         values = ark.kv_append(self.caches[1], outputs["value"], self.value_position)
         ark.attention(self.query, keys, values, self.position)
-        ark.swiglu(outputs["gate"], outputs["up"])
+        ark.swiglu(self.gated(outputs["gate"]), self.gated(outputs["up"]))
+        self.behind(self)
 
 
 def _read_query(p: Parts) -> None:
@@ -235,6 +240,31 @@ def _read_query(p: Parts) -> None:
 
 def _read_gate(p: Parts) -> None:
     p.between = lambda p: ark.mul(p.outputs["gate"], 2.0)
+
+
+def _read_part_of_gate(p: Parts) -> None:
+    p.behind = lambda p: ark.mul(p.outputs["gate"][:, :4], 2.0)
+
+
+def _view_gate_and_key(p: Parts) -> None:
+    p.behind = lambda p: [ark.mul(ark.reshape(p.outputs[n], [4, -1]), 2) for n in ("gate", "key")]
+
+
+def _gate_in_another_shape(p: Parts) -> None:
+    p.gated = lambda product: ark.reshape(product, (2, 8))
+
+
+def _query_in_parts(p: Parts) -> None:
+    weight = ark.parameter((8, HIDDEN))
+
+    def project(p: Parts, name: str) -> ark.Tensor:
+        if name != "query":
+            return ark.linear(p.x, p.weights[name])
+        rows = ark.mul(ark.linear(p.x, p.weights[name]), 0.5)
+        ark.linear(p.x, weight, output=rows[:, :8])
+        return rows
+
+    p.project = project
 
 
 def _write_input(p: Parts) -> None:
@@ -265,6 +295,10 @@ CASES: list[tuple[Callable[[Parts], None], set[str]]] = [
     (lambda p: None, {"rope_kv", "swiglu_pairs"}),
     (_read_query, {"swiglu_pairs"}),
     (_read_gate, {"rope_kv"}),
+    (_read_part_of_gate, {"rope_kv"}),
+    (_view_gate_and_key, set()),
+    (_gate_in_another_shape, {"rope_kv"}),
+    (_query_in_parts, {"swiglu_pairs"}),
     (_write_input, set()),
     (_read_cache, {"swiglu_pairs"}),
     (_weight_elsewhere, {"swiglu_pairs"}),
@@ -287,6 +321,7 @@ def test_outputs_with_another_reader_are_not_packed(
     assert {t for t in ("rope_kv", "swiglu_pairs") if types[t]} == wanted
     assert len(graph.packings) == len(wanted)
     rest = Counter(n.type for n in model.graph.nodes)
+    assert types["mul"] == rest["mul"]
     lost = {"rope_kv": 3, "swiglu_pairs": 2}
     kept = rest["matmul"] - sum(lost[name] - 1 for name in wanted)
     assert types["matmul"] == kept
