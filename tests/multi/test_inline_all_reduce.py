@@ -16,7 +16,9 @@ import ark
 from ark.backend import registry
 from ark.backend.codegen.writer import write
 from ark.errors import PlanError
+from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, by_name
+from ark.lower.prepare import prepare
 from ark.machine.capability import Capability
 from ark.models.build import Shape
 from ark.models.checkpoint import Checkpoint
@@ -57,6 +59,23 @@ def test_decoded_row_needs_no_sum_and_no_put(plans: list[Plan]) -> None:
     # Each of two layers has two all-reduces, each with a receive buffer on this rank and one on the
     # peer.
     assert len(names) == 8 and len(set(names)) == 4
+
+
+@pytest.mark.parametrize("other", ["", "view", "write"])
+def test_sum_that_other_ops_access_is_not_inlined(other: str) -> None:
+    """other: an op that reads the sum in another shape, or writes a part of it."""
+    model = Model(rank=0, world_size=2)
+    with use_model(model):
+        x, norm = ark.tensor([1, 512]), ark.parameter([512], name="norm")
+        w, v = (ark.parameter([512, 512], name=name) for name in ("w", "v"))
+        total = ark.all_reduce(ark.linear(x, w), 0, 2)
+        if other == "write":
+            ark.copy(0.5, output=total[:, :8])
+        ark.linear(ark.rmsnorm(total, norm), v)
+        if other == "view":
+            ark.exp(ark.reshape(total, [8, 64]))
+    nodes = prepare(model.graph, registry.machine("h200")).graph.nodes
+    assert ("all_reduce" in {n.type for n in nodes}) == bool(other)
 
 
 def test_only_the_first_rank_adds_the_residual(plans: list[Plan]) -> None:

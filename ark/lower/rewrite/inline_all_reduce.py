@@ -97,7 +97,8 @@ class _Finder:
     def __init__(self, graph: Graph, limit: int, kept: frozenset[int]) -> None:
         self.graph, self.limit, self.kept = graph, limit, kept
         view = graph.view
-        self.makers, self.uses, self.readers = view.makers, view.uses, view.readers
+        self.makers, self.reads, self.readers = view.makers, view.reads, view.readers
+        self.writers = view.writers
 
     def choose(self) -> list[Node]:
         """The all-reduces to inline, in program order. It is the largest set for which all readers
@@ -137,7 +138,8 @@ class _Finder:
             and t.buffer.id not in self.kept
             for t in (*node.inputs, out)
         )
-        alone = self.uses[share.id] == 1 and len(maker.outputs) == 1
+        once = all(len(self.writers[t.buffer.id]) == 1 for t in (share, out))
+        alone = once and self.reads[share.buffer.id] == 1 and len(maker.outputs) == 1
         same_lists = (maker.phase, maker.processors) == (node.phase, node.processors)
         read = world * out.shape[-1] <= self.limit
         room = LINEAR_ADD_OPERANDS + world - 1 <= RECORD_OPERANDS
@@ -163,7 +165,7 @@ class _Finder:
         all-reduce's result.
         """
         out = node.outputs[0]
-        if self.uses[out.id] != len(self.readers[out.id]) or reader.phase != node.phase:
+        if self.reads[out.buffer.id] != len(self.readers[out.id]) or reader.phase != node.phase:
             return False
         first = reader.inputs[0].id == out.id
         if reader.type == "linear":

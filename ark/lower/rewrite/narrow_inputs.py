@@ -79,9 +79,9 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         if wants(node) is not None:
             wanted.setdefault(node.inputs[0].id, []).append(node)
             tensors[node.inputs[0].id] = node.inputs[0]
-    makers, places = graph.view.makers, graph.view.places
+    makers, places, writers = graph.view.makers, graph.view.places, graph.view.writers
     casts: dict[int, list[Node]] = {}  # by index: casts to insert before
-    changed: dict[tuple[int, DataType], Tensor] = {}
+    changed: dict[tuple[object, ...], tuple[Tensor, int]] = {}  # with the place of the cast
     number = max((n.id for n in graph.nodes), default=0)
     for key, readers in wanted.items():
         old, kinds = tensors[key], {wants(n) for n in readers}
@@ -91,9 +91,12 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
         for reader in readers if matrix or units or rounds else ():
             dtype = wants(reader)
             assert dtype is not None
-            new = changed.get((key, dtype))
-            if new is None:
-                new = changed[key, dtype] = narrowed.tensor(old.shape, dtype, name=old.name)
+            at, which = places[reader.id], (key, dtype, reader.phase)
+            new, since = changed.get(which, (old, at))
+            written = writers.get(old.buffer.id, ())
+            if new is old or any(since <= places[n.id] < at for n in written):
+                new = narrowed.tensor(old.shape, dtype, name=old.name)
+                changed[which] = new, at
                 if rounds and place is not None and maker is not None:
                     outputs = (new, *maker.outputs[1:])
                     narrowed.nodes[place] = dataclasses.replace(maker, outputs=outputs)
@@ -101,8 +104,7 @@ def narrow_inputs(graph: Graph, context: Context) -> Graph:
                     number += 1
                     name = f"{reader.name}.cast"
                     cast = reader.beside(number, "cast", [old], new, {}, name, waits=False)
-                    casts.setdefault(places[reader.id], []).append(cast)
-            at = places[reader.id]
+                    casts.setdefault(at, []).append(cast)
             now = narrowed.nodes[at]
             narrowed.nodes[at] = dataclasses.replace(now, inputs=(new, *now.inputs[1:]))
     narrowed.nodes = [

@@ -37,6 +37,8 @@ def round_norm_inputs(graph: Graph, context: Context) -> Graph:
         out = node.outputs[0] if len(node.outputs) == 1 else None
         if out is None or out.id not in readers or not _writes_twice(node, out):
             continue
+        if len(graph.view.writers[out.buffer.id]) > 1:
+            continue
         rounded = result.tensor(out.shape, bf16, name=f"{out.name}.rounded")
         result.nodes[place] = dataclasses.replace(result.nodes[place], outputs=(out, rounded))
         for at in readers[out.id]:

@@ -23,14 +23,18 @@ from ark_cuda import backend
 H100 = backend.machine("h100")
 
 
-def layers(rows: int, dtype: DataType, norm: DataType) -> Plan:
-    """Returns a plan of a residual and of the layer after its norm."""
+def layers(rows: int, dtype: DataType, norm: DataType, written: bool = False) -> Plan:
+    """Returns a plan of a residual and of the layer after its norm. written: True to write a row of
+    the residual between them.
+    """
     model = Model(0, 1)
     with use_model(model):
         x = ark.tensor([rows, 2048], name="x")
         first, last = (ark.parameter([2048, 2048], dtype, name=n) for n in ("first", "last"))
         weight = ark.parameter([2048], norm, name="norm")
         hidden = ark.add(x, ark.linear(x, first))
+        if written:
+            ark.copy(0.5, output=hidden[:1])
         ark.linear(ark.rmsnorm(hidden, weight, 1e-5), last, name="result")
     planned = plan(model.graph, H100)
     verify([planned])
@@ -61,6 +65,11 @@ def test_many_rows_are_written_in_both_types_and_gathered_in_the_small_one() -> 
 )
 def test_other_rows_stay_in_fp32(rows: int, dtype: DataType, norm: DataType) -> None:
     first, last = types(layers(rows, dtype, norm))
+    assert len(first) == 4 and last[0][0] == "fp32"
+
+
+def test_rows_that_are_written_again_stay_in_fp32() -> None:
+    first, last = types(layers(8, bf16, bf16, written=True))
     assert len(first) == 4 and last[0][0] == "fp32"
 
 
