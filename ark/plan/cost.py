@@ -180,22 +180,22 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         if task.op not in begins:
             later = op_kinds[task.op].rounds(sig, machine) - 1
             begins[task.op] = costs.task_us + costs.pass_us * later
-        singly = apart(sig) / costs.apart_rate
+        singly = apart(sig, machine) / costs.apart_rate
         return begins[task.op] + max(flops / rate_of, moves / read, singly)
 
     return takes
 
 
-def apart(sig: Signature) -> int:
+def apart(sig: Signature, machine: Machine) -> int:
     """The number of elements that a task moves if neighbouring threads do not access neighbouring
     memory: copies by index arithmetic with runs of few elements, and reductions of short rows.
     Otherwise 0.
     """
     elements = 1
+    if kinds.get(sig.kind).coalesced(sig, machine):
+        return 0
     if sig.kind == "remap":
         source, out = sig.operands[0], sig.operands[1]
-        if _through_shared_memory(sig):
-            return 0
         last = len(out.shape) - 1
         factors = [[f for d, f in rule[0] if d == last] for rule in sig.read(_Rules).rules]
         beside = not any(factors[:-1]) and [abs(f) for f in factors[-1]] == [1]
@@ -210,16 +210,6 @@ def apart(sig: Signature) -> int:
     else:
         return 0
     return elements * math.prod(sig.read(TiledParams).tile)
-
-
-def _through_shared_memory(sig: Signature) -> bool:
-    """True for a copy by index arithmetic that turns the source's last dimension into the fourth
-    from last (ark.tasks.turned).
-    """
-    at = len(sig.operands[1].shape) - MAX_FOLDED_DIMS
-    *others, last = sig.read(_Rules).rules
-    turned = [tuple(term) for term in last[0]] == [(at, 1)] and tuple(last[1:3]) == (0, 1)
-    return turned and all(d != at for rule in others for d, _ in rule[0])
 
 
 class _Rules(PartialParams, frozen=True):

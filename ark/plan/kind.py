@@ -203,6 +203,12 @@ class TaskKind(ABC):
         """
         return ()
 
+    def coalesced(self, sig: Signature, machine: Machine) -> bool:
+        """For the cost model: True if the elements that a task moves pass through shared memory, so
+        that neighbouring threads access neighbouring memory in any case.
+        """
+        return False
+
     def rounds(self, sig: Signature, machine: Machine) -> int:
         """For the cost model: how many times in a row a task waits for the latency of loads or of
         sums over threads.

@@ -142,6 +142,9 @@ class Remap(TaskKind):
     def scratch(self, sig: Signature, machine: Machine) -> int:
         return turned.scratch(sig) if _turns(sig, machine) else 0
 
+    def coalesced(self, sig: Signature, machine: Machine) -> bool:
+        return _turns(sig, machine)
+
     def source(self, name: str, sig: Signature, machine: Machine) -> str:
         params = sig.read(RemapParams)
         names = text.indices(sig.operands[1].shape, NAMES)[-len(sig.operands[1].shape) :]

@@ -17,8 +17,11 @@ import pytest
 
 pytest.importorskip("ark_cuda")
 
-from ark_cuda.tasks import inline
+from ark_cuda.tasks import attention_boxed, inline
 
+from ark.backend import registry
+from ark.ir.values import row_major
+from ark.plan.signature import OperandType, Signature
 from tests.attention_on_host import HOST, bf16, steps, unfenced
 from tests.declarations import cut
 
@@ -330,3 +333,21 @@ def test_inputs_are_loaded_early_for_a_task_without_waits_that_reads_other_memor
     device.follows.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
     early = device.follows(ctypes.addressof(running), ctypes.addressof(following), 256)
     assert bool(early) is expected
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("streamed", [32, 64, 96])
+def test_stage_has_positions_for_each_warp_that_shares_it(width: int, streamed: int) -> None:
+    """Besides the positions, a stage has gaps between the halves of keys and values."""
+    machine = registry.machine("h200").using("matrix")
+    rows, cache = (1, 8 * width), (8, 1024, width)
+    operands = tuple(
+        OperandType("bf16" if shape is cache else "fp32", shape, row_major(shape))
+        for shape in (rows, cache, cache, rows)
+    )
+    params = {"heads": 8, "kv_heads": 8, "head_dim": width, "splits": 1, "scale": 1.0}
+    sig = Signature("attention", {**params, "streamed": streamed}, operands)
+    nbytes = attention_boxed.stage(sig, machine)
+    most = (nbytes - 4 * 64) // (4 * width) // TILE_POSITIONS * TILE_POSITIONS
+    assert most >= TILE_POSITIONS * attention_boxed.MAX_SHARING_WARPS
+    assert nbytes % 1024 == 0 and nbytes >= 4 * width * streamed

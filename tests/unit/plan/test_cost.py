@@ -11,7 +11,8 @@ from ark.backend import registry
 from ark.lower.pipeline import plan as make_plan
 from ark.machine.capability import Capability
 from ark.ops.indexing import remap, same
-from ark.plan.cost import iteration_us, predict, work
+from ark.plan import kind as kinds
+from ark.plan.cost import apart, iteration_us, predict, work
 from ark.plan.serialize import machine_of
 from tests.unit.plan.oracle import order, tasks
 from tests.unit.plan.shapes import decoder_plans, machine
@@ -93,3 +94,22 @@ def test_copies_of_single_elements_and_sums_of_short_rows_are_predicted_to_take_
     short = moved(lambda x: ark.reduce_sum(ark.reshape(x, [-1, 7]), 1))
     long = moved(lambda x: ark.reduce_sum(ark.reshape(x, [-1, 56]), 1))
     assert short > 2 * long
+
+
+@pytest.mark.parametrize(("channels", "fill"), [(64, 0.0), (64, 1.0), (8, 0.0)])
+def test_copies_through_shared_memory_are_those_of_the_source(channels: int, fill: float) -> None:
+    """The cost of single elements applies unless the device function exchanges the dimensions in
+    shared memory.
+    """
+    rules = [same(1), same(2), same(3), same(0)]
+    model = ark.Model(0, 1)
+    with ark.use_model(model):
+        x = ark.tensor((16, 56, 56, channels), ark.fp32)
+        remap("turned", x, [channels, 16, 56, 56], rules, fill)
+    planned = make_plan(model.graph, registry.machine("h100"))
+    (op,) = (op for op in planned.ops if op.kind == "remap")
+    signature, machine = kinds.signature(planned, op), machine_of(planned)
+    kind = kinds.get("remap")
+    turned = "ark_turned" in kind.source("body", signature, machine)
+    assert turned == (channels == 64 and not fill)
+    assert (apart(signature, machine) == 0) == turned

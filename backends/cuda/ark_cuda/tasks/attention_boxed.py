@@ -12,12 +12,14 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks.attention import AttentionParams
+from ark_cuda.tasks.code_products import STAGE_ALIGNMENT_BYTES
 from ark_cuda.tasks.stages import SLABS_BYTES
 
 KINDS = ("attention", "paged_attention")
 MAX_GROUP_HEADS = 8  # the most query heads of a key/value head: matrix units take them at once
 MAX_SHARING_WARPS = 4  # the most warps that share a stage
 PRODUCT_POSITIONS = 8  # positions that one matrix instruction multiplies
+GAP_BYTES = 4 * 64  # of a stage: ARK_BOXED_SKEW behind each half of the keys and of the values
 MAX_PARTS = 4  # the most partial results in shared memory if two warps share one
 
 
@@ -49,9 +51,12 @@ def _nbytes(sig: Signature) -> int:
 
 def stage(sig: Signature, machine: Machine) -> int:
     """Bytes of a stage, which has keys and values; 0 if this body does not support the
-    signature.
+    signature. The gaps take the place of some of the `rows` positions, but each of the warps that
+    share the stage has positions.
     """
     count = rows(sig, machine)
     if not count:
         return 0
-    return 2 * count * sig.read(AttentionParams).head_dim * sig.operands[1].itemsize
+    position = 2 * sig.read(AttentionParams).head_dim * sig.operands[1].itemsize
+    least = position * MAX_SHARING_WARPS * PRODUCT_POSITIONS + GAP_BYTES
+    return max(count * position, -(-least // STAGE_ALIGNMENT_BYTES) * STAGE_ALIGNMENT_BYTES)
