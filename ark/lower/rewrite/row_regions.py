@@ -164,7 +164,7 @@ class _Region:
             return (*node.inputs, out) if beside and self._leading(out) is not None else None
         if not is_elementwise(node) or expression.places(expression_of(node)):
             return None
-        return self._of_rows(node)
+        return self._of_rows(node, buffer)
 
     def _product(self, node: Node, buffer: int) -> Iterable[Tensor] | None:
         given, (left, right, *more), out = node.read(MatmulAttributes), node.inputs, node.outputs[0]
@@ -184,9 +184,9 @@ class _Region:
         ends = (d for d in range(len(shape)) if math.prod(shape[:d]) == self.rows)
         return next(ends, None)
 
-    def _of_rows(self, node: Node) -> Iterable[Tensor] | None:
-        """The operands of an elementwise op that have a value for each row, if all others are equal
-        for all rows; otherwise None.
+    def _of_rows(self, node: Node, buffer: int) -> Iterable[Tensor] | None:
+        """The operands of an elementwise op that have a value for each row, if those on the buffer
+        are among them, and all others are equal for all rows; otherwise None.
         """
         out = node.outputs[0]
         count = self._leading(out)
@@ -197,7 +197,7 @@ class _Region:
             lead = ((1,) * (len(out.shape) - len(tensor.shape)) + tensor.shape)[:count]
             if lead == out.shape[:count]:
                 own.append(tensor)
-            elif any(n > 1 for n in lead):
+            elif tensor.buffer.id == buffer or any(n > 1 for n in lead):
                 return None
         return own if all(map(whole, own)) else None
 

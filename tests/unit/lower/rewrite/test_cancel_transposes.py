@@ -98,6 +98,13 @@ def trained(sizes: Sequence[int], read: str = "") -> tuple[Graph, dict[int, np.n
             ark.softmax(ark.reshape(y, [second, first * 3]))
         elif read == "sums":
             ark.reduce_sum(ark.reshape(y, [first * second, 3]), 1)
+        elif read == "broadcast":
+            every = ark.reshape(y, [1, first * second * 3])
+            wide = ark.linear(
+                ark.reshape(y, [first * second, 3]), ark.tensor([every.shape()[1], 3])
+            )
+            wide = ark.reshape(ark.mul(wide, every), [second, first, -1])
+            ark.exp(ark.transpose(wide, [1, 0, 2]))
         elif read == "scaled":
             scaled = ark.mul(y, ark.tensor([second, 1, 1], ark.fp32))
             ark.exp(ark.transpose(scaled, [1, 0, 2]))
@@ -132,7 +139,7 @@ def test_rows_that_gradients_read_keep_their_order(sizes: Sequence[int], named: 
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("read", ["first", "softmax", "sums", "scaled", "kept"])
+@pytest.mark.parametrize("read", ["first", "softmax", "sums", "broadcast", "scaled", "kept"])
 def test_rows_whose_order_is_needed_stay_transposed(read: str) -> None:
     graph, inputs, results = trained((3, 4), read)
     for named in (True, read == "kept"):
@@ -154,5 +161,21 @@ def test_parts_that_are_placed_side_by_side_are_joined_there(parts: int) -> None
     graph = cancelled(model.graph, [(result, None)])
     assert transposes(model.graph) == 1
     assert transposes(graph) == 0
+    want = np.maximum(np.stack(values, 2), 0)
+    np.testing.assert_array_equal(computed(graph, inputs, result), want)
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_parts_that_change_before_the_transpose_are_joined_before(changed: int) -> None:
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=(5, 2, 4)).astype(np.float32) for _ in range(2)]
+    with ark.use_model(ark.Model()) as model:
+        tensors = [ark.tensor([5, 2, 4], ark.fp32) for _ in range(2)]
+        parts = [ark.relu(t) for t in tensors]
+        joined = ark.reshape(ark.concat(parts, 0), [2, 5, 2, 4])
+        ark.copy(tensors[0][1:3], output=parts[changed][1:3])
+        result = ark.transpose(joined, [1, 2, 0, 3]).ir
+    inputs = {t.ir.buffer.id: v for t, v in zip(tensors, values, strict=True)}
+    graph = cancelled(model.graph, [(result, None)])
     want = np.maximum(np.stack(values, 2), 0)
     np.testing.assert_array_equal(computed(graph, inputs, result), want)
