@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -61,13 +62,58 @@ extern "C" int run(int sharers, int begin, int end, int newest, const float* que
 """
 
 
+# What a whole task calls, for its first warp alone.
+TASK = r"""
+typedef uint64_t ark_u64;
+constexpr int ARK_THREADS = 32 * ARK_WARPS;
+static Shared scratch;
+static int ark_tid() { return 32 * number + lane; }
+static bool ark_enter(ArkCtx&) { return true; }
+static void ark_gathered() {}
+static void ark_stages_grown(ark_u32) {}
+#define ARK_SCRATCH(c) (&scratch)
+template <int G, int KV_HEADS, int D, class Q, class F>
+static void ark_attention_gather(ArkCtx&, float* to, int, int, bool, float, const Q& query, F) {
+  for (int i = lane; i < G * D; i += 32) to[i] = query[i];
+  together.arrive_and_wait();
+}
+template <int G, int D, int SPLITS, class O>
+static void ark_staged_join(ArkCtx&, const ArkTask&, Shared& s, O out, int parts, int at, int) {
+  for (int i = 0; at == 0 && i < parts * OWN; ++i) out[i] = s.own[0][i];
+}
+"""
+CALL_TASK = r"""
+struct Position { ark_u32 p[1]; };
+extern "C" void run_task(int split, ark_u32 length, const float* query, float* own) {
+  __builtin_memset(static_cast<void*>(&scratch), 0xff, sizeof(scratch));
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < 32; ++i) {
+    lanes.emplace_back([&, i] {
+      lane = i, number = 0;
+      ArkCtx c;
+      const ArkTask t{0u, {0, 0, split}};
+      const Position position{{length}};
+      ark_attention_staged<Half, 4, 1, 64, 1024, 4, 64, ARK_WARPS, 0>(c, t, 1.0f, query, position,
+                                                                      own, 0);
+    });
+  }
+  for (auto& each : lanes) each.join();
+}
+"""
+
+
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("stages")
     source, library = folder / "stages.cpp", folder / "stages.so"
     text = unfenced(inline.header("attention_stream.h"))
     shared = cut(text, "struct ArkStagedAttention", "bool ark_attention_staged(")
-    source.write_text(HOST + steps() + shared + CALLS)
+    host = HOST.replace("ark_u32 fetch_begin;", "ark_u32 fetch_begin; int coord[3];")
+    calls = CALLS + TASK.replace("OWN", str(OWN))
+    growth = resources.files("ark_cuda").joinpath("growth.h").read_text()
+    task = text[text.index(shared) + len(shared) :]
+    grown = cut(growth, "struct ArkGrown", "ark_u32 ark_grown_stages(")
+    source.write_text(host + steps() + shared + calls + grown + task + CALL_TASK)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
@@ -110,3 +156,14 @@ def test_stages_taken_alone_and_shared_give_numpys_attention(
     power = np.exp(scores - scores.max(1, keepdims=True))
     want = power / power.sum(1, keepdims=True) @ cache[1]
     np.testing.assert_allclose(got, want, atol=2e-4)
+
+
+@pytest.mark.parametrize(("length", "split"), [(0, 0), (1, 0), (1, 2), (2, 0)])
+def test_split_without_positions_adds_nothing(device: ctypes.CDLL, length: int, split: int) -> None:
+    """With fewer positions than splits, a task's result has a denominator of 0."""
+    query = np.random.default_rng(0).standard_normal((GROUP, WIDTH)).astype(np.float32)
+    own = np.full(OWN, np.nan, np.float32)
+    device.run_task(split, length, *(ctypes.c_void_p(a.ctypes.data) for a in (query, own)))
+    part = own.reshape(GROUP, WIDTH + 2)
+    assert (part[:, :WIDTH] == 0.0).all() and (part[:, -1] == 0.0).all()
+    assert (part[:, WIDTH] < -1e29).all()
