@@ -84,13 +84,15 @@ extern "C" int run(int is_short, int others, int after, int* reads) {
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     folder: Path = tmp_path_factory.mktemp("lanes")
-    text = resources.files("ark_cuda").joinpath("roles.h").read_text()
+    files = resources.files("ark_cuda")
+    roles, rows = (files.joinpath(name).read_text() for name in ("roles.h", "tasks/short_rows.h"))
     source, library = folder / "lanes.cpp", folder / "lanes.so"
     # NVRTC chooses an overload by an array's size, g++ does not; so the parameter becomes a
     # pointer.
-    gathers = cut(text, "void ark_load_pairs(", "void ark_poll_packet(").replace(
+    gathers = cut(roles, "void ark_load_pairs(", "void ark_poll_packet(").replace(
         "float (&v)[2 * N]", "float* v"
     )
+    gathers += cut(rows, "void ark_load_fours(", "float ark_row(")
     source.write_text(f"{HOST}{gathers}{CALLS}")
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
     subprocess.run([*command, source, "-o", library], check=True)

@@ -29,7 +29,7 @@ from ark.plan.types import Plan
 # loop, ELEMENTS after it.
 WAITS = ("wait.h", "task_slots.h", "iteration.h")
 ELEMENTS = ("common.h", "math.h", "math16.h", "small_floats.h", "pack.h", "operand.h")
-SHORT = ("short_packets.h",)  # included if operands are in short packets or a warp leads
+SHORT = ("short_packets.h",)  # included if operands are in short packets
 _LOOP = device_text("loop.h")
 # Kernels that share a loop's machine code need different amounts of shared memory. So the loop
 # reads the amount from the variable ark_scratch_bytes, which each kernel defines.
@@ -70,7 +70,6 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
     if far := bool(plan.meta.get("hosts")):
         headers.append(device_text("proxy.h"))
     scratch = check_shared_memory(plan, machine, dialect, phases)
-    short = bodies.leads or _short(signatures)
     names, maps = tuple(bodies.names), tuple(bodies.maps)
     units = 0
     apart = bool(dialect.apart) and dialect.apart <= {op.kind for op in ops}
@@ -99,7 +98,7 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         plan_constants(machine, plan, scratch, phases),
         *waits,
         _in_part(0, _LOOP) if units > 1 else "" if shared else _LOOP,
-        *map(device_text, (*ELEMENTS, *(SHORT if short else ()))),
+        *map(device_text, (*ELEMENTS, *(SHORT if _short(signatures) else ()))),
         *(stream if machine.ring_bytes else [device_text("stream_direct.h")]),
         dialect.roles if bodies.leads else "",
         dialect.loader(signatures, machine) if bodies.loads and dialect.loader else "",

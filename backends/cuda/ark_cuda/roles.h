@@ -180,53 +180,17 @@ ARK_DEVICE void ark_load_pairs(ArkCtx&, const T*, const There& there, const At& 
   }
 }
 
-// Like ark_load_pairs, for short packets, whose elements are not converted. A thread loads N groups
-// of four elements, group i from at(i), with 16 bytes per load.
-template <int N, typename T, typename There, typename At>
-ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
-                               uint4 (&seen)[N]) {
-  const ark_u32 epoch = ark_short_epoch(c);
-#pragma unroll
-  for (int i = 0; i < N; ++i) seen[i].x = seen[i].y = seen[i].z = seen[i].w = ~epoch;
-  const auto late = [&](int i) {  // above the elements: bits of another epoch
-    const ark_u32 first = (seen[i].x ^ epoch) | (seen[i].y ^ epoch);
-    return first | (seen[i].z ^ epoch) | (seen[i].w ^ epoch);
-  };
-  ArkSpin spin{0u, 0u};
-  for (;;) {
-    ark_u32 any = 0u;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (there(i) && late(i) >= 0x10000u) seen[i] = ark_shorts_load(at(i));
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (there(i)) any |= late(i);
-    }
-    if (__all_sync(0xffffffffu, any < 0x10000u || ark_failed(c))) return;
-    const ArkVerdict verdict = ark_spin(c.p, spin, c.p->budget_ns);
-    if (__all_sync(0xffffffffu, verdict == ARK_KEEP)) continue;
-    if (verdict == ARK_TIMEOUT) ark_fail(c, 2u, 0u, epoch >> 16, seen[0].x >> 16);
-    ark_give_up(c);
-  }
-}
-
 // Called by the lead warp: waits for a task's input that arrives as packets, for which there is no
 // counter. It polls one packet of the input. If the input is a sum of SHARES shares, SHARES lanes
 // poll one packet of each share, because polling them in sequence would take one memory latency
 // each. apart: the distance between two shares.
-template <int SHARES = 1>
-ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ark_u64* packet, bool system, int apart = 0) {
-  if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
-  __syncwarp();
-}
 template <int SHARES = 1, typename T>
-ARK_DEVICE void ark_poll_packet(ArkCtx& c, const ArkShort<T>* packet, bool system, int apart = 0) {
-  if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
-  __syncwarp();
+ARK_DEVICE void ark_poll_packet(ArkCtx& c, const T* packet, bool system, int apart = 0) {
+  if constexpr (ark_packets<T>) {
+    if (ark_lane() < SHARES) ark_wait_packet(c, packet + ark_lane() * apart, system);
+    __syncwarp();
+  }
 }
-template <int SHARES = 1, typename T>
-ARK_DEVICE void ark_poll_packet(ArkCtx&, const T*, bool, int = 0) {}
 
 ARK_DEVICE void ark_dispatch_poll(ArkCtx& c, const ArkTask& task);
 

@@ -51,30 +51,6 @@ ARK_DEVICE float ark_row(ArkCtx& c, const P* p, const float (&factor)[F], T* xs,
   return square;
 }
 
-// Like ark_row, for packets of 4 bytes whose values have the type of xs. They are not scaled, so
-// they need no conversion.
-template <int K, int S, int FIRST, bool NORM, typename T, int F>
-ARK_DEVICE float ark_row(ArkCtx& c, const ArkShort<T>* p, const float (&)[F], T* xs, bool) {
-  static_assert(S == 1 && !NORM && K % 4 == 0, "one row as it is");
-  constexpr int ALL = (K / 4 + ARK_THREADS - 1) / ARK_THREADS, N = ALL < 8 ? ALL : 8;
-#pragma unroll
-  for (int first = 0; first < ALL; first += N) {
-    uint4 v[N];
-    const auto place = [&](int i) { return 4 * ((first + i) * ARK_THREADS + ark_tid()); };
-    const auto there = [&](int i) { return place(i) < K; };
-    const auto at = [&](int i) { return p + place(i); };
-    ark_load_fours<N>(c, p, there, at, v);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      if (place(i) >= K) continue;
-      ark_u32* to = reinterpret_cast<ark_u32*>(xs + place(i));
-      to[0] = (v[i].x & 0xffffu) | v[i].y << 16;
-      to[1] = (v[i].z & 0xffffu) | v[i].w << 16;
-    }
-  }
-  return 0.0f;
-}
-
 // Adds this lane's part of the dot products of x with R rows of K weights. x and the rows are in
 // shared memory; rows are `pitch` elements apart. If R is small, each dot product has several
 // running sums, to hide latency.

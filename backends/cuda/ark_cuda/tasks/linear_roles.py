@@ -10,6 +10,7 @@ from __future__ import annotations
 from ark.backend.codegen.body import Body, BoxMap
 from ark.machine import Machine
 from ark.plan.kind import Signature
+from ark.plan.signature import SHORT_PACKET
 from ark.tasks import text
 from ark.tasks.linear import epilogue, prologue
 from ark.tasks.linear_form import (
@@ -64,8 +65,12 @@ class Roles(Body):
         return tuple(map(inline.header, names))
 
     def texts(self, sig: Signature, machine: Machine) -> tuple[str, ...]:
-        names = ("tiles", "pair", "boxes", "gather", "batch") if _rows(sig) > 1 else ()
-        return tuple(inline.header(f"linear_{name}.h") for name in names)
+        given = sig.operands[0]
+        names = ["short_rows.h"] if given.packet and given.itemsize == SHORT_PACKET else []
+        if _rows(sig) > 1:
+            parts = ("tiles", "pair", "boxes", "gather", "batch")
+            names += [f"linear_{part}.h" for part in parts]
+        return tuple(map(inline.header, names))
 
     def serves(self, sig: Signature, machine: Machine) -> bool:
         return narrows(sig, machine)

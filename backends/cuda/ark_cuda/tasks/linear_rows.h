@@ -77,7 +77,12 @@ ARK_DEVICE float ark_tile_row(ArkCtx& c, const P* p, const float (&factor)[F], T
   }
   return square;
 }
-// Like ark_tile_row, for packets of 4 bytes whose values are not scaled.
+template <typename T>
+struct ArkShort;
+template <int N, typename T, typename There, typename At>
+ARK_DEVICE void ark_load_fours(ArkCtx& c, const ArkShort<T>*, const There& there, const At& at,
+                               uint4 (&seen)[N]);
+// Like ark_tile_row, for packets of 4 bytes whose values are not scaled (short_rows.h).
 template <class Tile, int K, int S, int FIRST, bool NORM, typename P, typename T, int F>
 ARK_DEVICE float ark_tile_row(ArkCtx& c, const ArkShort<P>* p, const float (&)[F], T* xs,
                               float* blocks, bool) {
