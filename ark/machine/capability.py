@@ -68,8 +68,8 @@ class Capability(Enum):
     )
     PACKET_GATE = (
         "packet_gate",
-        "linear layers of one row wait for one packet before they ask for the others; a token is "
-        "chosen among packets before the logits have arrived",
+        "a task waits for one packet of its input before it loads the others, so that norms, top-k, "
+        "experts and the choice of a token read packets too",
     )
     ASKS_AHEAD = (
         "asks_ahead",

@@ -183,6 +183,9 @@ class Costs:
         are equal for many of them in a separate op.
     read_bytes: the most bytes of keys and values that are read by the attention heads which are
         computed at the same time, so that the cache holds them.
+    divided_heads_bytes: the most bytes of keys and values of a batch for which tasks divide the
+        query heads of a key/value head, so that each reads all of its keys and values; if there are
+        more, tasks divide the positions.
     group_rows: the most rows of tiles in a band. Tiles of a band are computed column by column.
 
     packet_tensor_bytes: the largest fp32 activation that may travel as packets inside a device.
@@ -256,6 +259,7 @@ class Costs:
     little_elements: Bytes = 16 << 10
     hoisted_elements: Bytes = 256 << 10
     read_bytes: Bytes = 16 << 20
+    divided_heads_bytes: Bytes = 0
     group_rows: Count = 16
     packet_tensor_bytes: Bytes = 256 << 10
     packet_elements: Bytes = 4 << 10

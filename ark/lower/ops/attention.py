@@ -177,12 +177,12 @@ def merge_group(heads: int, most: int, size: int, machine: Machine) -> int:
 def _divides_heads(lowering: Lowering, key: ir.Tensor, heads: int, batch: int, splits: int) -> bool:
     """True if `splits` tasks of a key/value head should divide its query heads instead of the
     positions. Then no task merges their results, but each task reads all keys and values, which
-    must therefore fit in a cache.
+    must therefore fit in a cache (Costs.divided_heads_bytes).
     """
     machine, (kv_heads, context, width) = lowering.machine, key.shape
     keys = 2 * batch * key.dtype.nbytes(kv_heads * context * width)
-    able = machine.has(Capability.PACKET_GATE) and batch > 1 and splits > 1
-    return able and heads // kv_heads % splits == 0 and keys <= machine.costs.read_bytes
+    divides = batch > 1 and splits > 1 and heads // kv_heads % splits == 0
+    return divides and keys <= machine.costs.divided_heads_bytes
 
 
 def _lower_sequence(

@@ -125,6 +125,7 @@ CDNA3 = Costs(
     hand_over_work=32768.0,
     op_us=4.0,
     product_tile_us=1.5,
+    divided_heads_bytes=16 << 20,
     combine_rate=6e3,
     put_bytes=128 << 10,
     part_bytes=128 << 10,
