@@ -67,6 +67,17 @@ def flush_then_relaxed(rank: int) -> None:
         add_up(*channel.wait(inbox))
 
 
+def put_odd(rank: int) -> None:
+    """Rank 0 puts 4103 elements by a copy engine and waits until they are sent."""
+    numbers, inbox = counting(4103), ark.comm.symmetric([4103], int32)
+    if rank == 0:
+        channel = ark.comm.channel(1, engine="dma")
+        channel.put(numbers, inbox)
+        channel.flush()
+    else:
+        ark.mul(numbers, 0, output=inbox)
+
+
 def parts(rank: int) -> None:
     """Two puts to two parts of one buffer, whose rows are strided, and one signal for both puts."""
     x = ark.reshape(counting(600), [20, 30])
