@@ -68,8 +68,8 @@ class Capability(Enum):
     )
     PACKET_GATE = (
         "packet_gate",
-        "a task waits for one packet of its input before it loads the others, so that norms, top-k, "
-        "experts and the choice of a token read packets too",
+        "a task waits for one packet of its input before it loads the others, so that norms, "
+        "top-k, experts and the choice of a token read packets too",
     )
     ASKS_AHEAD = (
         "asks_ahead",

@@ -80,6 +80,32 @@ class SplitAttention(TaskKind):
         p, rows = sig.read(AttentionParams), sig.operands[0].shape[0]
         return Places((range(rows), range(p.kv_heads * p.shares), range(p.splits)))
 
+    def check_rows(self, sig: Signature, fresh: int, context: int) -> None:
+        """Checks the query, the result (the operand before number `fresh`), the newest key and
+        value (number `fresh`, if given) and streaming. context: the number of positions.
+        """
+        p, (rows, columns) = sig.read(SplitAttentionParams), matrix(sig, 0)
+        heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
+        grouped_heads(heads, kv_heads)
+        need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
+        large = heads * splits * (width + 2) > INT_MAX or context + rows > INT_MAX
+        need(not large, "element indices exceed 32 bits")
+        if splits == 1:
+            shaped(sig, fresh - 1, (rows, columns))
+        else:
+            shaped(sig, fresh - 1, (rows, heads, splits, width + 2), "fp32")
+        newest = len(sig.operands) > fresh
+        if newest:
+            need(rows == 1, f"operand `fresh` needs one query row, got {rows}")
+            shaped(sig, fresh, (1, 2 * kv_heads * width))
+        if p.streamed:
+            need(
+                newest,
+                "a cache that is loaded ahead needs the newest keys and values as an operand",
+            )
+            row = width * sig.operands[1].itemsize
+            need(row % 16 == 0, f"cache rows must be a multiple of 16 bytes, got {row}")
+
     def wide(self, sig: Signature) -> frozenset[int]:
         row = sig.read(AttentionParams).head_dim * sig.operands[1].itemsize
         return frozenset({1, 2} if row % 16 == 0 else ())
@@ -96,42 +122,20 @@ class Attention(SplitAttention):
         super().check(sig)
         count(sig, NEW_ROWS_OPERAND, NEW_ROWS_OPERAND + 1)
         p = sig.read(AttentionParams)
-        heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
-        grouped_heads(heads, kv_heads)
-        need(
-            heads // kv_heads % p.shares == 0,
-            f"{heads // kv_heads} query heads of a key/value head are not divisible by {p.shares}",
-        )
-        rows, columns = matrix(sig, 0)
-        need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
         cache = cache_operand(sig, 1)
         need(
             len(cache.shape) == 3, f"the cache has shape {list(cache.shape)}, expected 3 dimensions"
         )
         context = cache.shape[1]
         for index in (1, 2):
-            shaped(sig, index, (kv_heads, context, width), cache.dtype, dense=True)
+            shaped(sig, index, (p.kv_heads, context, p.head_dim), cache.dtype, dense=True)
         shaped(sig, 3, (1,), "int32")
+        self.check_rows(sig, NEW_ROWS_OPERAND, context)
+        group = p.heads // p.kv_heads
         need(
-            heads * splits * (width + 2) <= INT_MAX and context + rows <= INT_MAX,
-            "element indices exceed 32 bits",
+            group % p.shares == 0,
+            f"{group} query heads of a key/value head are not divisible by {p.shares}",
         )
-        if splits == 1:
-            shaped(sig, 4, (rows, columns))
-        else:
-            shaped(sig, 4, (rows, heads, splits, width + 2), "fp32")
-        if len(sig.operands) > NEW_ROWS_OPERAND:
-            need(rows == 1, f"operand `fresh` needs one query row, got {rows}")
-            shaped(sig, NEW_ROWS_OPERAND, (1, 2 * kv_heads * width))
-        if p.streamed:
-            need(
-                len(sig.operands) > NEW_ROWS_OPERAND,
-                "a cache that is loaded ahead needs the newest keys and values as an operand",
-            )
-            need(
-                width * cache.itemsize % 16 == 0,
-                f"cache rows must be a multiple of 16 bytes, got {width * cache.itemsize}",
-            )
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p = sig.read(AttentionParams)

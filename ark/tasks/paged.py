@@ -30,7 +30,6 @@ from ark.plan.params import (
     INT_MAX,
     Places,
     count,
-    grouped_heads,
     matrix,
     need,
     shaped,
@@ -62,34 +61,15 @@ class PagedAttention(SplitAttention):
         super().check(sig)
         count(sig, PAGED_FRESH, PAGED_FRESH + 1)
         p = sig.read(SplitAttentionParams)
-        heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
-        grouped_heads(heads, kv_heads)
-        rows, columns = matrix(sig, 0)
-        need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")
         pool, page = _pool(sig, 1)
         for index in (1, 2):
-            shaped(sig, index, (pool, kv_heads, page, width), sig.operands[1].dtype, dense=True)
+            shaped(
+                sig, index, (pool, p.kv_heads, page, p.head_dim), sig.operands[1].dtype, dense=True
+            )
         most = sig.operands[3].shape[-1]
         shaped(sig, 3, (1, most), "int32")
         shaped(sig, 4, (1,), "int32")
-        large = heads * splits * (width + 2) > INT_MAX or page * most + rows > INT_MAX
-        need(not large, "element indices exceed 32 bits")
-        if splits == 1:
-            shaped(sig, 5, (rows, columns))
-        else:
-            shaped(sig, 5, (rows, heads, splits, width + 2), "fp32")
-        if has_newest(sig):
-            need(rows == 1, f"operand `fresh` needs one query row, got {rows}")
-            shaped(sig, PAGED_FRESH, (1, 2 * kv_heads * width))
-        if p.streamed:
-            need(
-                has_newest(sig),
-                "a cache that is loaded ahead needs the newest keys and values as an operand",
-            )
-            need(
-                width * sig.operands[1].itemsize % 16 == 0,
-                "cache rows must be a multiple of 16 bytes",
-            )
+        self.check_rows(sig, PAGED_FRESH, page * most)
 
     def accesses(self, sig: Signature, coord: Sequence[int]) -> list[Access]:
         p, (row, head, split) = sig.read(SplitAttentionParams), coord[:3]
