@@ -63,8 +63,9 @@ kind's. {SOURCE}
 """
 CAPABILITIES = f"""# Capabilities
 
-This page is for those who write a machine model or ask why a plan differs between machines: what a
-machine may have, by the word that a plan holds. {SOURCE}
+This page is for those who write a machine model or ask why a plan differs between machines. It
+lists the capabilities of machines by their names in plans.
+{SOURCE}
 | Capability | Meaning |
 |---|---|
 """

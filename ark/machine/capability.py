@@ -39,7 +39,8 @@ class Capability(Enum):
     WMMA = ("wmma", "a wavefront of 32 lanes multiplies tiles on matrix units")
     FP32_PARTS = (
         "fp32_parts",
-        "matrix units sum products of tf32 fast enough for three of them to be one of fp32",
+        "three products in tf32 on matrix units, which give one in fp32, take less time than a "
+        "product in fp32 without them",
     )
     ATTENTION_UNITS = (
         "attention_units",
@@ -47,24 +48,24 @@ class Capability(Enum):
     )
     ATTENTION_PARTS = (
         "attention_parts",
-        "attention of fp32 queries over keys and values of bf16 runs on matrix units too",
+        "attention of fp32 queries over keys and values in bf16 runs on matrix units",
     )
     K_PARTS = (
         "k_parts",
-        "matrix units take products of 16-bit types in the variant `block` too, with what follows "
-        "them, and in parts of k where tiles are few (ark.lower.k_parts)",
+        "products of 16-bit types run on matrix units in the variant `block` too, with their "
+        "epilogues; if there are few tiles, k is cut into parts (ark.lower.k_parts)",
     )
     CODE_BOXES = (
         "code_boxes",
-        "box copies bring codes of quantised weights, which products of 9 to 64 rows multiply in "
-        "the variant `matrix` (ark.lower.codes)",
+        "box copies load codes of quantised weights for products of 9 to 64 rows in the variant "
+        "`matrix` (ark.lower.codes)",
     )
-    WINDOW_BOXES = ("window_boxes", "box copies may be of the windows of an image")
-    NAMED_BARRIERS = ("named_barriers", "some warps of a block can meet apart from the others")
-    PACKETS = ("packets", "small activations may travel as {value, epoch}")
+    WINDOW_BOXES = ("window_boxes", "box copies can load the windows of an image")
+    NAMED_BARRIERS = ("named_barriers", "some warps of a block can synchronise without the others")
+    PACKETS = ("packets", "small activations may be stored as pairs {value, epoch}")
     SHORT_PACKETS = (
         "short_packets",
-        "what a linear layer of one row would round to 16 bits travels as such packets",
+        "packets may have 4 bytes: 16 bits of data and 16 bits of the epoch",
     )
     PACKET_GATE = (
         "packet_gate",
@@ -73,48 +74,48 @@ class Capability(Enum):
     )
     ASKS_AHEAD = (
         "asks_ahead",
-        "where rows of weights are whole loads of all warps, blocks that wait ask for those of "
-        "their next tasks (ark.tasks.linear_form.dealt)",
+        "a block that waits loads the first weight rows of its next task, if all warps together "
+        "load a row in whole accesses (ark.tasks.linear_form.dealt)",
     )
     ROWS_ON_UNITS = (
         "rows_on_units",
-        "linear layers of few rows, with weights of bf16 or quantised, run on matrix units, which "
-        "read the input from memory, so that several rows take the time of one "
+        "linear layers of few rows with bf16 or quantised weights run on matrix units and read "
+        "the input from memory, so that several rows take about the time of one row "
         "(ark.tasks.linear_form.on_units)",
     )
     CLAIMS = (
         "claims",
-        "processors claim the tiles of large ops that only move bytes, because memory serves some "
-        "processors faster",
+        "processors claim the tiles of large copies at run time, because some processors load "
+        "from memory faster than others",
     )
     ROUNDS_AHEAD = (
         "rounds_ahead",
         "in the variant `block` a thread has registers for two rounds of an elementwise tile, so "
-        "that one is loaded while the other is computed",
+        "one is loaded while the other is computed",
     )
-    PEER_PACKETS = ("peer_packets", "packets travel to peers")
+    PEER_PACKETS = ("peer_packets", "packets can be stored to peers")
     PEER_STORES = (
         "peer_stores",
-        "links to peers carry stores but no read-modify-write: ranks signal by stores",
+        "links to peers support stores but no atomics, so ranks signal by stores",
     )
     PEER_BULK = (
         "peer_bulk",
-        "a processor copies whole pieces through shared memory, without registers",
+        "a processor copies data to peers through shared memory, without registers",
     )
     PEER_MULTICAST = (
         "peer_multicast",
-        "a switch adds and stores for all ranks at once; no machine model has it, because no "
+        "a switch sums and stores for all ranks at once; no machine model has it, because no "
         "backend maps such memory yet",
     )
     ROW_COPIES = (
         "row_copies",
-        "a thread starts copies of whole rows into shared memory, which end by themselves, so that "
-        "rows come while others are computed",
+        "a thread starts asynchronous copies of whole rows to shared memory, so rows are loaded "
+        "while others are computed",
     )
     PROXY = ("proxy", "the host can copy for the device")
     UNCACHED_COPIES = (
         "uncached_copies",
-        "copy engines write past caches that may hold lines of memory other than symmetric",
+        "copy engines bypass caches that may hold lines of memory that is not symmetric",
     )
     SINGLE_THREAD = (
         "single_thread",
@@ -122,11 +123,12 @@ class Capability(Enum):
     )
     ONE_PRODUCT_BODY = (
         "one_product_body",
-        "products and attention of every type and shape have one body at one rate, which "
-        "does what follows them too",
+        "products and attention of every type and shape have one body, with one rate and all "
+        "epilogues",
     )
     STARTS_PROCESSORS = (
         "starts_processors",
-        "each launch starts its processors, which spin while they wait: little work gets few",
+        "each launch starts its processors, which spin while they wait; plans with little work use "
+        "few of them",
     )
-    HOST_MEMORY = ("host_memory", "its memory is the host's")
+    HOST_MEMORY = ("host_memory", "the device's memory is the host's")
