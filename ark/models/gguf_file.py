@@ -120,11 +120,11 @@ def read_config(file: GgufFile) -> LlamaConfig:
     """The shape of the model. Raises UnsupportedError for architectures that ark cannot read from
     GGUF files.
     """
-    name = file.metadata.get("general.architecture")
+    name = str(file.metadata.get("general.architecture"))
     if name not in ARCHITECTURES or file.metadata.get(f"{name}.expert_count"):
         experts = " with experts" if name in ARCHITECTURES else ""
         raise UnsupportedError(
-            f"{file.path} describes the architecture {str(name)[:200]!r}{experts}, but ark reads "
+            f"{file.path} describes the architecture {name[:200]!r}{experts}, but ark reads "
             f"GGUF files of {', '.join(ARCHITECTURES)} without experts. Use the model's Hugging "
             "Face directory."
         )
@@ -153,8 +153,10 @@ def read_config(file: GgufFile) -> LlamaConfig:
         values["rope_scaling"] = scaling
     heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
     rotated = given("rope.dimension_count")
-    if type(heads) is int and type(hidden) is int and type(rotated) is int and heads > 0:
-        values["partial_rotary_factor"] = rotated / values.get("head_dim", hidden // heads)
+    if type(heads) is type(hidden) is type(rotated) is int and heads > 0:
+        width = values.get("head_dim", hidden // heads)
+        if type(width) is int and width > 0:  # other sizes are refused below
+            values["partial_rotary_factor"] = rotated / width
     config = config_from_fields(Fields(str(file.path), values))
     return dataclasses.replace(config, format=Gguf())
 
@@ -162,7 +164,8 @@ def read_config(file: GgufFile) -> LlamaConfig:
 def _stops(file: GgufFile) -> list[int]:
     """The tokens that end a text: the end tokens of a text, of a turn, and of a message."""
     ids = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    return list(dict.fromkeys(i for i in ids if i is not None))
+    given = [i for i in ids if i is not None]
+    return [i for place, i in enumerate(given) if i not in given[:place]]
 
 
 def _scaling(file: GgufFile, given: Any) -> dict[str, Any] | None:
@@ -221,6 +224,9 @@ def reordered(file: GgufFile, config: LlamaConfig) -> dict[str, Stored]:
         return {}
     stored = {}
     for name, size in (("query", config.query_size), ("key", config.kv_size)):
+        rows = file.tensors.get(f"blk.0.attn_{name[0]}.weight")
+        if rows is None or rows.shape[:1] != (size,) or config.head_dim % 2:
+            continue  # the loader refuses tensors of other sizes
         order = np.arange(size).reshape(-1, config.head_dim // 2, 2).swapaxes(1, 2).ravel()
         for layer in range(config.num_hidden_layers):
             stored[f"layers.{layer}.attention.{name}"] = Stored(order.tolist(), size)

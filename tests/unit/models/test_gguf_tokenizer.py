@@ -17,10 +17,12 @@ from gguf import GGUFWriter, TokenType
 from transformers import AutoTokenizer
 
 from ark.cli import main
-from ark.errors import ModelError, UnsupportedError
+from ark.errors import BaseError, ModelError, UnsupportedError
+from ark.models import checkpoint
 from ark.models.chat import ChatTemplates
 from ark.models.checkpoint import Checkpoint
 from ark.models.formats.gguf import OTHERS
+from ark.models.gguf_file import GgufFile, read_gguf
 from ark.models.gguf_tokenizer import SPLITS
 from ark.models.rope import inverse_frequencies
 from ark.models.tokenizer import Tokenizer
@@ -177,6 +179,28 @@ def test_contradictory_files_are_refused(
     with pytest.raises(error, match=words):
         Checkpoint.open(path)
         Tokenizer.open(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("general.architecture", []),
+        ("llama.attention.key_length", 0),
+        ("llama.attention.key_length", "24"),
+        ("llama.attention.key_length", 25),
+        ("llama.attention.head_count", 1 << 40),
+        ("tokenizer.ggml.eos_token_id", [[1]]),
+    ],
+)
+def test_metadata_of_other_types_and_sizes_is_refused(
+    intact: Path, monkeypatch: pytest.MonkeyPatch, key: str, value: Any
+) -> None:
+    file = read_gguf(intact)
+    changed = GgufFile(file.path, {**file.metadata, key: value}, file.tensors)
+    monkeypatch.setattr(checkpoint, "read_gguf", lambda _: changed)
+    with pytest.raises(BaseError) as error:
+        Checkpoint.open(intact)
+    assert "\n" not in str(error.value)
 
 
 def test_missing_files_and_directories_are_reported(intact: Path, tmp_path: Path) -> None:
