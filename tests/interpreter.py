@@ -12,6 +12,7 @@ from ark.ir.dtype import INTEGERS
 from ark.ir.graph import Graph, Node
 from ark.ir.values import Tensor
 from ark.lower import registry
+from ark.lower.rewrite.fuse_chains import is_elementwise
 
 
 class Interpreter:
@@ -39,7 +40,11 @@ class Interpreter:
         """Runs one node."""
         define = registry.get(node.type).reference
         assert define is not None, f"{node.type} has no reference"
-        result = define([self.view(t).copy() for t in node.inputs], node.attrs)
+        inputs = [self.view(t).copy() for t in node.inputs]
+        attrs = node.attrs
+        if attrs.get("expr") and is_elementwise(node):
+            attrs = {**attrs, "shape": node.outputs[0].shape}
+        result = define(inputs, attrs)
         targets: list[Any] = list(node.outputs)
         if "rope_kv" in (node.type, node.attrs.get("epilogue")):
             # For a single row the op also gets the new key and value as inputs and writes them to

@@ -22,10 +22,16 @@ def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     values, given = list(inputs), FusionAttributes.from_node(attrs)
     for stage in STAGES:
         for tree in getattr(given, stage):
-            results = expression.evaluate(tree, values)
-            along = given.axis - MAX_FOLDED_DIMS + results.ndim
-            values.append(results.sum(along, keepdims=True) if stage == "sums" else results)
+            result = expression.evaluate(tree, values)
+            values.append(_summed(result, given) if stage == "sums" else result)
     return [values[number] for number in given.stores]
+
+
+def _summed(values: np.ndarray, given: FusionAttributes) -> np.ndarray:
+    """The sums over the region's axis. Values that are equal along it are added `count` times."""
+    along = given.axis - MAX_FOLDED_DIMS
+    whole = -along <= values.ndim and values.shape[along] == given.count
+    return np.asarray(values.sum(along, keepdims=True) if whole else values * given.count)
 
 
 register("fusion", _reference, lower_fusion)

@@ -20,8 +20,17 @@ from ark.lower.registry import register
 from ark.ops.base import float_dtype, positive_axis, result
 from ark.ops.elementwise import copy
 from ark.ops.views import reshape
+from ark.tasks import expression
 
 FUNCTIONS = ("sum", "mean", "max", "min", "prod")
+
+
+def _reduced(inputs: Sequence[np.ndarray], given: ReduceAttributes) -> np.ndarray:
+    """What a reduction reduces: its input, or its term of all inputs."""
+    if given.term is None:
+        return inputs[0]
+    shape = np.broadcast_shapes(*(array.shape for array in inputs))
+    return np.broadcast_to(expression.evaluate(given.term, inputs, shape), shape)
 
 
 def _reduce_reference(function: str) -> Any:
@@ -29,7 +38,7 @@ def _reduce_reference(function: str) -> Any:
 
     def run(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
         given = ReduceAttributes.from_node(attrs)
-        return [apply(inputs[0], axis=given.axis, keepdims=given.keepdims)]
+        return [apply(_reduced(inputs, given), axis=given.axis, keepdims=given.keepdims)]
 
     return run
 
@@ -39,7 +48,8 @@ for _function in FUNCTIONS:
 
 
 def _squares_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
-    given, x = ReduceAttributes.from_node(attrs), inputs[0]
+    given = ReduceAttributes.from_node(attrs)
+    x = _reduced(inputs, given)
     centred = x - x.mean(axis=given.axis, keepdims=True)
     return [(centred * centred).sum(axis=given.axis, keepdims=given.keepdims)]
 
@@ -53,7 +63,8 @@ def _logsumexp_reference(
     """The NumPy reference of reduce_logsumexp, which only the compiler creates: what log_softmax
     subtracts from each element.
     """
-    given, x = ReduceAttributes.from_node(attrs), inputs[0]
+    given = ReduceAttributes.from_node(attrs)
+    x = _reduced(inputs, given)
     summed: Any = np.logaddexp.reduce
     total = summed(x, axis=given.axis, keepdims=given.keepdims)
     return [np.where(total == np.inf, np.nan, total)]

@@ -21,10 +21,12 @@ def _reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[n
     """The outputs as matrices."""
     given = RowFusionAttributes.from_node(attrs)
     values: list[Any] = [a.reshape(matrix_shape(a.shape, given.columns)) for a in inputs]
+    rows = max(len(value) for value in values)
     for word, tree in given.stages:
         result = expression.evaluate(tree, values)
+        if word != "row":
+            result = np.broadcast_to(result, (rows, given.columns))
         values.append(result.sum(1, keepdims=True) if word == "sum" else result)
-    rows = max(len(value) for value in values)
     return [np.broadcast_to(values[n], (rows, values[n].shape[1])) for n in given.stores]
 
 
