@@ -96,13 +96,13 @@ def test_topk_of_softmax_orders_equal_probabilities_by_index(backend: str) -> No
         given.append((v, k))
     inputs = [ark.tensor(list(v.shape)) for v, _ in given]
     outputs = [ark.topk(ark.softmax(x), k) for x, (_, k) in zip(inputs, given, strict=True)]
-    again = [ark.softmax(values) for values, _ in outputs]
+    softmaxes = [ark.softmax(values) for values, _ in outputs]
     with ark.Runtime() as runtime:
         runtime.launch(loop_mode=False)
         for x, (v, _) in zip(inputs, given, strict=True):
             x.from_numpy(v)
         runtime.run()
-        for (values, places), result, (v, k) in zip(outputs, again, given, strict=True):
+        for (values, places), result, (v, k) in zip(outputs, softmaxes, given, strict=True):
             want = torch.sort(torch.from_numpy(v).softmax(-1), descending=True, stable=True)
             np.testing.assert_array_equal(places.to_numpy(), want.indices[:, :k].numpy())
             largest = want.values[:, :k]

@@ -22,7 +22,7 @@ from tests.slow import examples
 
 MACHINES = ("h200", "mi300x", "cpu-2")
 MAX_SIZE = 512  # of a dimension
-TOLERANCE = 1e-5  # of a result, relative to its largest element; all is in float64
+MAX_RELATIVE_ERROR = 1e-5  # of a result in float64, relative to its largest element
 Contents = dict[int, np.ndarray]
 
 
@@ -168,7 +168,7 @@ def test_passes_keep_results_that_others_read(seed: int) -> None:
                 return  # parts of k have no definition in NumPy
             got = results_of(after, contents, results)
             for number, want in wanted.items():
-                bound = TOLERANCE * max(1.0, np.abs(want).max())
+                bound = MAX_RELATIVE_ERROR * max(1.0, np.abs(want).max())
                 assert np.abs(got[number] - want).max() < bound, (name, context.machine.name)
 
         with observed(look):

@@ -44,7 +44,9 @@ def change_all(t: ark.Tensor) -> None:
 @pytest.mark.parametrize(
     "disturb", [nothing, read_in_another_shape, read_a_part, change_a_part, change_all]
 )
-def test_fused_layers_keep_what_others_read(disturb: Disturb, place: str) -> None:
+def test_layers_are_fused_unless_other_ops_access_a_result_between(
+    disturb: Disturb, place: str
+) -> None:
     """disturb: an op on the result of the norm, the product or the sum with the bias."""
     after = {place: disturb}
     with ark.use_model(ark.Model()) as model:
