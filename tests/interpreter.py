@@ -42,7 +42,7 @@ class Interpreter:
         assert define is not None, f"{node.type} has no reference"
         inputs = [self.view(t).copy() for t in node.inputs]
         attrs = node.attrs
-        if attrs.get("expr") and is_elementwise(node):
+        if attrs.get("expr") and node.type != "expert_linear" and is_elementwise(node):
             attrs = {**attrs, "shape": node.outputs[0].shape}
         result = define(inputs, attrs)
         targets: list[Any] = list(node.outputs)
