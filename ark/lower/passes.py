@@ -52,14 +52,13 @@ from ark.lower.rewrite.round_norm_inputs import round_norm_inputs
 from ark.lower.rewrite.split_elementwise import split_elementwise
 from ark.lower.rewrite.split_norms import split_norms
 from ark.lower.rewrite.unpack_rows import unpack_rows
+from ark.lower.rewrite.update_in_place import update_in_place
 from ark.lower.rewrite.weights_first import weights_first
 from ark.lower.variant_passes import channels_last, fuse_unit_attention
 
 
 class Stage(Enum):
-    """When a pass runs, and on which graph. A kernel variant is the way in which a kernel divides
-    work among its warps.
-    """
+    """When a pass runs, and on which graph. Kernel variants divide work among warps differently."""
 
     GRAPH = "graph"
     """The pass runs on the whole graph, before the kernel variants are chosen."""
@@ -73,10 +72,10 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the graph. why: the benefit of the pass. over: sets of node types; the pass
-    runs only if the graph has a node of each set, because otherwise it would change nothing. gives:
-    types of nodes that only this pass creates. needs: names of passes that must run before. option:
-    the planner's option that turns the pass off; "" if it always runs.
+    """One rewrite of the graph. why: the benefit of the pass. over: sets of node types; without a
+    node of each set the pass would change nothing and does not run. gives: types of nodes that only
+    this pass creates. needs: names of passes that must run before. option: the planner's option
+    that turns the pass off; "" if it always runs.
     """
 
     run: Callable[[Graph, Context], Graph]
@@ -294,6 +293,13 @@ PASSES: tuple[Pass, ...] = (
         Stage.KERNEL,
         "What several layers compute from the same inputs, such as masks, is computed once.",
         needs=("fuse_reduction_terms",),
+    ),
+    Pass(
+        update_in_place,
+        Stage.KERNEL,
+        "Rows are added to the zeros of a gradient in place.",
+        over=(("scatter_elements",),),
+        needs=("merge_equal",),
     ),
     Pass(
         rotate_logits,

@@ -309,6 +309,11 @@ def _adam() -> None:
     ark.optim.AdamW([weight]).step([ark.sigmoid(ark.tensor([256, 64], bf16))])
 
 
+def _rows_added() -> None:
+    table, ids = ark.parameter([4096, 64], bf16, name="table"), ark.tensor([100], int32)
+    ark.grad(ark.embedding(ids, table), table, ark.tensor([100, 64], bf16))
+
+
 def _norm_gradient() -> None:
     x, given = ark.tensor([256, 768], bf16), ark.tensor([256, 768], bf16)
     back = ark.grad(ark.layernorm(x), x, given)
@@ -358,6 +363,7 @@ CASES = (
     Case("hoist_factors", _factor),
     Case("fuse_reduction_terms", _squares),
     Case("merge_equal", _masks_of_layers),
+    Case("update_in_place", _rows_added),
     Case("fuse_windows", _convolution),
     Case("reorder_small_ops", _side_by_side),
     Case("group_products", _three_of_one),
