@@ -30,8 +30,11 @@ class Contents:
         external: frozenset[int],
         reordered: bool,
         limit: int | None = None,
+        lag: int = 0,
     ) -> None:
-        """limit: the largest number of bytes of activations; None for no limit."""
+        """limit: the largest number of bytes of activations; None for no limit. lag: the number of
+        ops after the last reader of an activation that do not use its memory again.
+        """
         self.rank = graph.rank
         self.packets = packets
         self._external = external
@@ -48,7 +51,7 @@ class Contents:
             self.ops.append(
                 PlanOp(i, group.name, group.kind, group.params.to_plan(), operands, after)
             )
-        self._place(reordered, limit)
+        self._place(reordered, limit, lag)
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
@@ -96,7 +99,7 @@ class Contents:
             )
         return number
 
-    def _place(self, reordered: bool, limit: int | None) -> None:
+    def _place(self, reordered: bool, limit: int | None, lag: int) -> None:
         """Sets the buffers' offsets. Activations share memory if they are never alive at the same
         time. All other buffers are placed one after the other.
 
@@ -112,8 +115,12 @@ class Contents:
         if apart and sum(memory.align(b.nbytes) for b in sharing) <= most:
             everywhere = 0, len(self.ops)
             self._lifetimes.update({b.id: everywhere for b in sharing})
+        last = len(self.ops)
+        lifetimes = {
+            i: (begin, min(end + lag, last)) for i, (begin, end) in self._lifetimes.items()
+        }
         offsets, total = memory.share(
-            {b.id: b.nbytes for b in sharing}, {b.id: self._lifetimes[b.id] for b in sharing}
+            {b.id: b.nbytes for b in sharing}, {b.id: lifetimes[b.id] for b in sharing}
         )
         self.arenas["activation"] = total
         for arena in ("parameter", "state", "symmetric", "host", "packet"):

@@ -18,6 +18,7 @@ from ark.ir.graph import Graph
 from ark.log import show, show_noted, shows
 from ark.lower.claims import claimed
 from ark.lower.contents import Contents
+from ark.lower.list_scheduling import list_scheduled
 from ark.lower.nodes import lower_nodes
 from ark.lower.observe import cuts_text, plan_text
 from ark.lower.packets import choose_packets
@@ -33,6 +34,10 @@ from ark.plan.params import Params
 from ark.plan.schedule import Schedule
 from ark.plan.serialize import machine_entry
 from ark.plan.types import Phase, Plan
+
+# In a training step, the memory of an activation is not used again by the next ops after its last
+# reader. They would have to wait for it.
+LAG_OPS = 12
 
 
 def plan(
@@ -146,6 +151,10 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> Draft:
     if not any(kinds.get(group.kind).streams for group in groups):
         machines = tuple(machine.without_ring() for machine in machines)
     groups = claimed(groups, machines)
+    limit = chosen.get("activation_bytes")
+    single = private.world_size == 1 and len(machines) == 1 and limit is None
+    listed = list_scheduled(groups, machines[0]) if single else None
+    groups = groups if listed is None else listed
     if shows("lower"):
         show_noted("lower")
         show("lower", cuts_text(groups))
@@ -158,8 +167,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> Draft:
         packets = choose_packets(groups, machines, chosen, templates, private.received)
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
-    limit = chosen.get("activation_bytes")
-    contents = Contents(private, groups, packets, external, prepared.reordered, limit)
+    lag = 0 if listed is None else LAG_OPS
+    contents = Contents(private, groups, packets, external, prepared.reordered, limit, lag)
     schedule = Schedule(
         machines,
         contents.tensors,

@@ -7,7 +7,7 @@ of memory, or of the last-level cache if all buffers of the plan fit into that c
 of the same byte by tasks of the op run at the rate of the cache. A dependency between two tasks
 adds the machine's signal time, by counter or by packets. `ark bench fidelity` measures the model's
 error. Called by `ark trace`, by ark.cli.measure.predicted, and by ark.interop (for the number of
-processors that a graph can keep busy). No decision of the planner depends on it.
+processors that a graph can keep busy), and by ark.lower.list_scheduling for training steps.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _takes(plan: Plan, machine: Machine) -> Callable[[Task, Task | None], float]
         bytes per microsecond. moves: the number of bytes that one task moves.
         """
         active = min(machine.processors, counts[op])
-        cache = _cache_rate(signatures[op], machine, active)
+        cache = cache_rate(signatures[op], machine, active)
         first = cache
         if whole > costs.cache_bytes:
             sig = signatures[op]
@@ -246,7 +246,7 @@ class _Product(PartialParams, frozen=True):
     windows: Any = None
 
 
-def _cache_rate(sig: Signature, machine: Machine, active: int) -> float:
+def cache_rate(sig: Signature, machine: Machine, active: int) -> float:
     """Bytes per microsecond that one processor loads from the last-level cache while `active`
     processors load. The rate is higher if box copies (TMA) load tiles of few rows or columns,
     because a stage of the ring then holds several steps of the inner loop. It is not for windows of
