@@ -1,7 +1,8 @@
 """Divides the processors among neighbouring elementwise ops that do not depend on each other
 (siblings), such as the rotations of queries and keys. Each op is divided into as many tasks as
 corresponds to its fraction of all their elements. A processor then runs one large task of one op,
-instead of a small task of each op one after another. Called by ark.lower.nodes.
+instead of a small task of each op one after another. Sums that only updates of parameters read run
+beside other ops of a training step, too. Called by ark.lower.nodes.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from collections.abc import Sequence
 from ark.ir.graph import Node
 from ark.ir.values import overlap
 from ark.tasks.node_expressions import is_elementwise
+
+# The fraction of the processors for a sum that only updates of parameters read. No other op waits
+# for it, and a few long tasks take less time in total than many short ones.
+GRADIENT_SHARE = 1 / 4
 
 
 def shares(nodes: Sequence[Node]) -> list[float]:
@@ -37,7 +42,27 @@ def shares(nodes: Sequence[Node]) -> list[float]:
         mean = sum(parts[i] for i in places) / len(places)
         for i in places:
             parts[i] = mean
+    for place in _sums_for_updates(nodes):
+        parts[place] = GRADIENT_SHARE
     return parts
+
+
+def _sums_for_updates(nodes: Sequence[Node]) -> list[int]:
+    """The places of sums that are only read by nodes that change memory which persists over
+    iterations.
+    """
+    readers: dict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        for tensor in (*node.inputs, *node.after):
+            readers[tensor.buffer.id].append(node)
+    sums = ((i, n) for i, n in enumerate(nodes) if n.type == "reduce_sum")
+    read = ((i, readers[node.outputs[0].buffer.id]) for i, node in sums)
+    return [i for i, listed in read if listed and all(map(_updates, listed))]
+
+
+def _updates(node: Node) -> bool:
+    read = {t.buffer.id for t in node.inputs}
+    return any(t.buffer.arena != "activation" and t.buffer.id in read for t in node.outputs)
 
 
 def _divide(nodes: Sequence[Node], run: Sequence[int], parts: list[float]) -> None:

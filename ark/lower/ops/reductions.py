@@ -62,11 +62,13 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
         if whole is not None:
             _lower_swept(lowering, node, whole, across)
             return
-    narrow = 0 if cut or squares else _narrow(node, outer, inner, lowering.machine)
+    share = lowering.share if lowering.machine.cooperative else 1.0
+    wide = cut or squares or share < 1.0
+    narrow = 0 if wide else _narrow(node, outer, inner, lowering.machine)
     if narrow:
         _emit_reduce(lowering, function, axis, count, node.inputs, out, term, columns=narrow)
         return
-    splits = 1 if cut else _splits(outer, count, inner, lowering.machine)
+    splits = 1 if cut else _splits(outer, count, inner, lowering.machine, share)
     parts = _views(lowering, node, (outer, splits, count // splits, inner)) if splits > 1 else None
     part_term = term if term is None else _counted(term, count // splits, inner)
     if parts is None or dense_view(out, (outer, 1, inner)) is None:
@@ -154,20 +156,21 @@ def _lower_swept(lowering: Lowering, node: Node, inputs: Sequence[IrTensor], acr
     _emit_reduce(lowering, function, 1, count, [part], lowering.view(out, (1, 1)))
 
 
-def _splits(outer: int, count: int, inner: int, machine: Machine) -> int:
+def _splits(outer: int, count: int, inner: int, machine: Machine, share: float = 1.0) -> int:
     """The number of equal parts into which the `count` elements along the axis are divided. It is
-    large enough to keep the processors busy, unless parts would have too few elements.
+    large enough to keep this share of the processors busy, unless parts would have too few
+    elements.
     """
-    tasks = outer * -(-inner // REDUCE_COLUMNS)
-    if 2 * tasks > machine.processors:
+    tasks, processors = outer * -(-inner // REDUCE_COLUMNS), math.ceil(machine.processors * share)
+    if 2 * tasks > processors:
         return 1
     least = count * min(inner, REDUCE_COLUMNS) // MIN_SPLIT_ELEMENTS
-    wanted = min(-(-machine.processors // tasks), least)
+    wanted = min(-(-processors // tasks), least)
     parts = [p for p in range(1, wanted + 1) if count % p == 0]
     # If each row is divided into p parts, there are tasks * p tasks. The busiest processor then
     # computes ceil(tasks * p / processors) parts, each of which is 1 / p of a row. The p with the
     # least work for this processor is chosen.
-    return min(parts, key=lambda p: -(-tasks * p // machine.processors) / p, default=1)
+    return min(parts, key=lambda p: -(-tasks * p // processors) / p, default=1)
 
 
 def _narrow(node: Node, outer: int, inner: int, machine: Machine) -> int:

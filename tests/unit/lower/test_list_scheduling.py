@@ -89,3 +89,21 @@ def test_memory_is_not_used_again_by_the_next_ops(monkeypatch: pytest.MonkeyPatc
     without = planned(step())
     monkeypatch.undo()
     assert planned(step()).arenas["activation"] > without.arenas["activation"]
+
+
+def test_sums_for_updates_have_few_tasks() -> None:
+    """Sums of 2,048 rows that another op reads are divided among all processors."""
+
+    def tasks_of(train: bool) -> int:
+        with ark.use_model(ark.Model(0, 1)) as model:
+            bias = ark.parameter([WIDTH], fp32)
+            total = ark.reduce_sum(ark.tensor([2048, WIDTH], fp32), 0, keepdims=False)
+            if train:
+                ark.optim.AdamW([bias]).step([total])
+            else:
+                ark.add(total, ark.tensor([WIDTH], fp32))
+        listed = planned(model.graph)
+        sums = {op.id for op in listed.ops if op.kind == "reduce"}
+        return sum(task.op in sums for tasks in listed.phases[0].processors for task in tasks)
+
+    assert 2 * tasks_of(train=True) < tasks_of(train=False)
