@@ -31,9 +31,11 @@ class Contents:
         reordered: bool,
         limit: int | None = None,
         lag: int = 0,
+        little: bool = False,
     ) -> None:
         """limit: the largest number of bytes of activations; None for no limit. lag: the number of
-        ops after the last reader of an activation that do not use its memory again.
+        ops after the last reader of an activation that do not use its memory again. little: True to
+        give small activations memory of their own, if there is no limit.
         """
         self.rank = graph.rank
         self.packets = packets
@@ -51,7 +53,7 @@ class Contents:
             self.ops.append(
                 PlanOp(i, group.name, group.kind, group.params.to_plan(), operands, after)
             )
-        self._place(reordered, limit, lag)
+        self._place(reordered, limit, lag, little)
 
     def _tensor(self, tensor: Tensor, op: int) -> int:
         packet = tensor.id in self.packets
@@ -99,23 +101,28 @@ class Contents:
             )
         return number
 
-    def _place(self, reordered: bool, limit: int | None, lag: int) -> None:
+    def _place(self, reordered: bool, limit: int | None, lag: int, little: bool) -> None:
         """Sets the buffers' offsets. Activations share memory if they are never alive at the same
         time. All other buffers are placed one after the other.
 
         Sharing memory has a cost: an op must wait until earlier ops have read the memory that it
         overwrites. This wait would delay ops that were reordered so that they run at the same time.
         It would also delay ops that exchange data as packets and otherwise need no waits. If the
-        plan has such ops and its activations are small in total, no activations share memory.
+        plan has such ops and its activations are small in total, no activations share memory. On
+        machines whose tasks have many threads, small activations (`little`) never do: an op on them
+        takes no longer than a wait.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
         apart = reordered or any(b.arena == "packet" for b in local)
+        little = little and limit is None
         most = memory.MAX_UNSHARED_BYTES if limit is None else min(memory.MAX_UNSHARED_BYTES, limit)
-        if apart and sum(memory.align(b.nbytes) for b in sharing) <= most:
-            everywhere = 0, len(self.ops)
-            self._lifetimes.update({b.id: everywhere for b in sharing})
+        own = sharing if apart else []
+        if not own or sum(map(_aligned, own)) > most:
+            own = [b for b in sharing if little and b.nbytes <= memory.MAX_LITTLE_BYTES]
         last = len(self.ops)
+        if sum(map(_aligned, own)) <= most:
+            self._lifetimes.update(dict.fromkeys((b.id for b in own), (0, last)))
         lifetimes = {
             i: (begin, min(end + lag, last)) for i, (begin, end) in self._lifetimes.items()
         }
@@ -135,3 +142,7 @@ class Contents:
             )
             for b in self.buffers
         ]
+
+
+def _aligned(buffer: PlanBuffer) -> int:
+    return memory.align(buffer.nbytes)

@@ -168,7 +168,8 @@ def _lowered(prepared: Prepared, meta: Mapping[str, Any] | None) -> Draft:
     packets |= {t.id for g in groups for t in g.operands if t.buffer.id in g.received}
     external = frozenset(chosen.get("external", ()))
     lag = 0 if listed is None else LAG_OPS
-    contents = Contents(private, groups, packets, external, prepared.reordered, limit, lag)
+    little = machines[-1].cooperative
+    contents = Contents(private, groups, packets, external, prepared.reordered, limit, lag, little)
     schedule = Schedule(
         machines,
         contents.tensors,

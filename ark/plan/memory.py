@@ -15,6 +15,7 @@ BUFFER_ALIGNMENT_BYTES = 256
 # If activations have at most this many bytes in total, each may get memory of its own, so that no
 # op has to wait for another because of shared memory.
 MAX_UNSHARED_BYTES = 32 << 20
+MAX_LITTLE_BYTES = 64 << 10  # of an activation that counts as small
 
 
 def align(nbytes: int) -> int:
