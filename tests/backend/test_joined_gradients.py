@@ -82,3 +82,14 @@ def test_overwritten_input_keeps_the_chain_apart() -> None:
         result = ark.exp(x + 1.0)
         ark.copy(given, output=x)
         ark.grad([result], [x], [given])
+
+
+def test_gradient_of_a_relu_reads_its_result_alone() -> None:
+    """The sum before the relu is not computed again from its two inputs."""
+    with ark.use_model(ark.Model()) as model:
+        x, y, given = (ark.tensor([64, 512]) for _ in range(3))
+        result = ark.relu(x + y)
+        before = len(model.graph.nodes)
+        ark.grad([result], [x, y], [given])
+        read = {t.id for n in model.graph.nodes[before:] for t in n.inputs}
+    assert read == {result.ir.id, given.ir.id}

@@ -21,6 +21,7 @@ from ark.ops.elementwise import cast, ones, zeros
 from ark.ops.gradients.elementwise import has_simple_gradients
 from ark.ops.gradients.regions import Regions
 from ark.ops.gradients.table import Call, is_constant, rule_of
+from ark.tasks.node_expressions import expression_of
 
 
 @overload
@@ -149,8 +150,9 @@ class _Reverse:
         """The forward nodes, with chains of elementwise nodes joined: the gradient of a chain is
         computed from its inputs, so that its intermediate results are not stored. A node is not
         joined if a later one overwrites its inputs, if it broadcasts them, because the gradient of
-        a broadcast input is the sum of the other input's gradient, or if it reads conditions,
-        because passes recognise masked scores and their gradients.
+        a broadcast input is the sum of the other input's gradient, if it reads conditions, because
+        passes recognise masked scores and their gradients, or if it is a relu, whose gradient
+        depends on its result alone.
         """
         phase = [n for n in self.graph.nodes if n.phase == self.graph.phase]
         named = {t.buffer.id for t in (*self.wanted, *ends)}
@@ -163,6 +165,7 @@ class _Reverse:
             here, out = places[node.outputs[0].id]
             kept = all(last.get(t.buffer.id, -1) < here for t in node.inputs)
             kept = kept and all(t.shape == out.shape and t.dtype in FLOATS for t in node.inputs)
+            kept = kept and expression_of(node)[0] != "relu"
             return kept and node.outputs[0] == out and has_simple_gradients(node)
 
         return list(joined_chains(self.graph.with_nodes(phase), frozenset(named), fits).nodes)
