@@ -17,6 +17,7 @@ from ark.machine import Machine
 from ark.machine.capability import Capability
 from ark.plan.kind import Signature
 from ark.tasks import expression, text
+from ark.tasks.box_loads import THREAD_BYTES_IN_FLIGHT, vectors_in_flight
 from ark.tasks.box_text import (
     NAMES,
     Vectors,
@@ -27,7 +28,6 @@ from ark.tasks.box_text import (
     unused_names,
 )
 
-THREAD_BYTES_IN_FLIGHT = 128  # bytes of loads that a thread has in flight
 MAX_VECTOR_LOAD_BYTES = 256  # bytes of loads for one vector
 MAX_VECTORS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT = 4, 8  # in each thread
 MIN_WHOLE_VECTORS = 4  # fewest whole vectors of a row with a partial one, if there are several rows
@@ -234,8 +234,8 @@ class BoxWriter:
         most, least = MAX_VECTORS_IN_FLIGHT * (2 if vectors.loose else 1), text.VECTOR_BYTES
         if vector == 1:
             read, most, least = list(range(self.out)), MAX_ELEMENTS_IN_FLIGHT, 1
-        loaded = sum(vector * self.sig.operands[i].itemsize for i in read if i < self.out)
-        rounds = max(1, min(most, THREAD_BYTES_IN_FLIGHT // max(least, loaded), total // threads))
+        few = vectors_in_flight(self.sig, read, self.out, vector, least, self.places, machine)
+        rounds = max(1, min(most, few, total // threads))
         return 0 if whole and total > rounds * threads else rounds
 
     def _varies(self) -> bool:
