@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 Form = TypeVar("Form", bound="Attributes")
 Part = TypeVar("Part", bound="PartialAttributes")
 FormType = type[Form]  # for annotations in classes that have a field named `type`
+ReduceFunction = Literal[
+    "sum", "mean", "max", "min", "prod", "squares", "moments", "sums", "logsumexp"
+]
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
-from ark.ir.attribute_forms import Attributes, PartialAttributes
+from ark.ir.attribute_forms import Attributes, PartialAttributes, ReduceFunction
 from ark.ir.epilogues import Epilogue
 
 MaskForm = Literal["", "seen", "hidden", "added"]
@@ -331,7 +331,7 @@ class SumNormAttributes(NormAttributes, frozen=True, kw_only=True):
 class ReduceAttributes(AxisAttributes, frozen=True, kw_only=True):
     """Reductions. term: an expression of the inputs that is reduced; None for their elements."""
 
-    function: Literal["sum", "mean", "max", "min", "prod", "squares", "logsumexp"]
+    function: ReduceFunction
     keepdims: bool
     term: list[Any] | None = None
 

@@ -1,7 +1,7 @@
-"""The compiler's passes: every rewrite of a graph between its front end and lowering. `PASSES`
-lists them in the order in which they run. ark.lower.prepare runs the list; `ark plan --passes`
-shows the graph after each pass that changed it. To add a pass, write a function `(Graph, Context)
--> Graph` in a new module under ark/lower/rewrite and add its entry here.
+"""The compiler's passes: every rewrite of a graph between its front end and lowering, in the order
+in which they run. ark.lower.prepare runs the list; `ark plan --passes` shows the graph after each
+pass that changed it. To add a pass, write a function `(Graph, Context) -> Graph` in a new module
+under ark/lower/rewrite and add its entry here.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the graph. why: the benefit of the pass. over: sets of node types; without a
-    node of each set the pass would change nothing and does not run. gives: types of nodes that only
-    this pass creates. needs: names of passes that must run before. option: the planner's option
-    that turns the pass off; "" if it always runs.
+    """One rewrite of the graph. why: the benefit of the pass. over: sets of node types; the pass
+    runs only if the graph has a node of each set. gives: node types that only this pass creates.
+    needs: passes that must run before. option: the planner's option that turns the pass off.
     """
 
     run: Callable[[Graph, Context], Graph]
@@ -286,6 +285,7 @@ PASSES: tuple[Pass, ...] = (
         Stage.KERNEL,
         "What is reduced is computed where it is reduced.",
         over=(REDUCTIONS,),
+        gives=("reduce_moments", "reduce_sums"),
         needs=("hoist_factors",),
     ),
     Pass(

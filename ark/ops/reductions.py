@@ -57,6 +57,19 @@ def _squares_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
 register("reduce_squares", _squares_reference, lower_reduce, aliasing="none")
 
 
+def _moments_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The NumPy reference of reduce_moments, which only the compiler creates: means, and sums of
+    squared differences from them.
+    """
+    given = ReduceAttributes.from_node(attrs)
+    mean = inputs[0].mean(axis=given.axis, keepdims=given.keepdims)
+    return [mean, *_squares_reference(inputs, attrs)]
+
+
+register("reduce_moments", _moments_reference, lower_reduce, aliasing="none")
+register("reduce_sums", None, lower_reduce, aliasing="none")  # only the compiler creates it
+
+
 def _logsumexp_reference(
     inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]
 ) -> list[np.ndarray]:

@@ -286,13 +286,24 @@ ARK_DEVICE void ark_reduce_columns(const In& in, ark_i64 stride, int columns, in
 #pragma unroll
       for (int u = 0; u < U; ++u) held[u] = ahead[u];
       if (k + U * DEEP < K) load(k + U * DEEP);
+      if constexpr (ark_is_moments<T>) {
+        T value[U][V] = {};
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        if (!inside(k + u * DEEP)) continue;
-        const auto pack = ark_values<V>(source + (k + u * DEEP) * stride, held[u]);
+        for (int u = 0; u < U; ++u) {
+          const auto pack = ark_values<V>(source + (k + u * DEEP) * stride, held[u]);
 #pragma unroll
-        for (int j = 0; j < V; ++j)
-          part[j] = F::join(part[j], ArkTotal<T>::of(ark_plain(pack.v[j])));
+          for (int j = 0; j < V; ++j) value[u][j] = ArkTotal<T>::of(ark_plain(pack.v[j]));
+        }
+        ark_join_packs<F>(part, value, [&](int u) { return inside(k + u * DEEP); });
+      } else {
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          if (!inside(k + u * DEEP)) continue;
+          const auto pack = ark_values<V>(source + (k + u * DEEP) * stride, held[u]);
+#pragma unroll
+          for (int j = 0; j < V; ++j)
+            part[j] = F::join(part[j], ArkTotal<T>::of(ark_plain(pack.v[j])));
+        }
       }
     }
   }

@@ -5,7 +5,9 @@ subtracts (logsumexp). Emitted by ark.lower.ops.reductions.
 params: function, axis (of 4 dimensions, or of all if there are more), count (the elements of a
 mean), tile (4 sizes of the output, 1 along the axis; more are folded, ark.ir.fold), term (an
 expression of ark.tasks.expression, whose values are reduced). `moments` gives an int64 with mean
-and sum of squares of a part of the elements; `squares` also reads the moments of all parts.
+and sum of squares of a part of the elements; `squares` also reads the moments of all parts, and
+`mean_of_moments` reads them only. `sums` gives an int64 with two sums of a part: of the elements,
+and of the terms; `first_sum` and `second_sum` read those of all parts.
 
 operands: input, output. With a term: one input, or two of one shape, then inputs of size 1 along
 the axis, which broadcast to the output, then the output.
@@ -41,21 +43,18 @@ from ark.plan.params import (
 from ark.tasks import expression, text
 from ark.tasks.box_text import NAMES, tile_type
 from ark.tasks.elementwise import HEADERS, broadcast_access, broadcasts, tile_box
+from ark.tasks.reduce_functions import (
+    ELEMENTS,
+    FOLDS,
+    MOMENTS,
+    RESULTS,
+    STRUCT_BYTES,
+    SUMS,
+    stored_text,
+)
 
 MAX_VECTOR_SUMS = 64  # sums of a thread that runs alone, for vectorisation
 _UNUSED = "(void)i0; (void)i1; (void)i2; "
-_FOLDS = {
-    "sum": "ArkAddFold",
-    "mean": "ArkAddFold",
-    "max": "ArkMaxFold",
-    "min": "ArkMinFold",
-    "prod": "ArkMulFold",
-    "squares": "ArkMomentsFold",
-    "moments": "ArkMomentsFold",
-    "logsumexp": "ArkExpSumFold",
-}
-_MOMENTS = ("squares", "moments")
-_STRUCT_BYTES = {"squares": 12, "moments": 12, "logsumexp": 8}  # of totals that are structs
 BLOCK_COLUMNS = 64  # neighbouring results that a block reduces at once, if a column is reduced
 LOADS_PER_BARRIER_PAIR = 16  # loads of a thread that take as long as two barriers
 # The number of elements of a column that one thread adds up, if tiles are wide enough.
@@ -84,7 +83,9 @@ def _compute(sig: Signature) -> str:
 def _total(sig: Signature) -> str:
     """The C type of combined elements."""
     params, elements = sig.read(ReduceParams), _compute(sig)
-    if params.function not in _MOMENTS:
+    if params.function in SUMS:
+        return "ArkSums"
+    if params.function not in MOMENTS:
         return "ArkExpSum" if params.function == "logsumexp" else elements
     words = text.pad4(sig.operands[0].shape, 1)[params.axis]
     return f"ArkMoments<{params.count // words if elements == 'ark_i64' else 1}>"
@@ -93,7 +94,7 @@ def _total(sig: Signature) -> str:
 def _total_bytes(sig: Signature) -> int:
     """Bytes of combined elements."""
     plain = 8 if _compute(sig) == "ark_i64" else 4
-    return _STRUCT_BYTES.get(sig.read(ReduceParams).function, plain)
+    return STRUCT_BYTES.get(sig.read(ReduceParams).function, plain)
 
 
 def team_of(rows: int, machine: Machine) -> int:
@@ -115,7 +116,7 @@ def _deep(sig: Signature) -> range:
 
 
 class ReduceParams(Params, frozen=True):
-    function: Literal[tuple(_FOLDS)]  # type: ignore[valid-type]
+    function: Literal[tuple(FOLDS)]  # type: ignore[valid-type]
     axis: Dim
     count: Size
     tile: Tile
@@ -148,10 +149,10 @@ class Reduce(TaskKind):
             kind != "bool" and not (mean and kind != "float"),
             f"function {params.function} does not support {kind}",
         )
-        few = {"squares": ("float", "ark_i64"), "moments": ("float",), "logsumexp": ("float",)}
-        given = few.get(params.function, (kind,))
+        given = ELEMENTS.get(params.function, (kind,))
         need(kind in given, f"function {params.function} does not support {kind}")
-        result = {"squares": "float", "moments": "ark_i64"}.get(params.function, kind)
+        need(term is not None or params.function != "sums", "two sums need a term")
+        result = RESULTS.get(params.function, kind)
         shaped(sig, out, shape, *(FLOAT_NAMES if result == "float" else INTEGER_NAMES))
         covers(params.tile, shape)
         if term is not None:
@@ -253,17 +254,11 @@ class Reduce(TaskKind):
         """
         params = sig.read(ReduceParams)
         tile = tile_type(params.tile, fold(sig.operands[-1].shape))
-        return _FOLDS[params.function], _total(sig), tile
+        return FOLDS[params.function], _total(sig), tile
 
     def _value(self, sig: Signature) -> str:
-        """The C++ text of the value that is stored for the total v, such as v / count
-        for a mean.
-        """
         params = sig.read(ReduceParams)
-        mean = f"v / {text.literal(params.count)}"
-        special = {"mean": mean, "squares": "v.squares", "moments": "ark_moments_word(v)"}
-        special["logsumexp"] = "ark_exp_sum_log(v)"
-        return special.get(params.function, "v")
+        return stored_text(params.function, params.count)
 
     def _source(self, sig: Signature, parameters: Sequence[str], names: Sequence[str]) -> str:
         """The text of a lambda that returns the address of the first element to reduce for a
@@ -289,9 +284,12 @@ class Reduce(TaskKind):
         writer = expression.Writer(leaves, text.literal, indices)
         result, _ = writer.write(term)
         compute, rows = _compute(sig), max(1, len(flat))
+        value = f"static_cast<{compute}>({result})"
+        if params.function == "sums":
+            compute, value = "ArkSums", f"ArkSums{{a, {value}}}"
         lines = "".join(f"{line} " for line in writer.statements)
         second = text.loaded(sig, deep[-1])
-        filled = "".join(f"m[{n}] = {value}; " for n, value in enumerate(given))
+        filled = "".join(f"m[{n}] = {number}; " for n, number in enumerate(given))
         unused = "".join(f"(void){p}; " for p in parameters)
         two = str(len(deep) > 1).lower()
         return (
@@ -302,7 +300,7 @@ class Reduce(TaskKind):
             f"            [=]({text.loaded(sig, 0)} a, {second} b, const float (&m)[{rows}],\n"
             f"                ark_i64 at) {{\n"
             f"              (void)a; (void)b; (void)m; (void)at; {lines}\n"
-            f"              return static_cast<{compute}>({result}); }}); }}"
+            f"              return {value}; }}); }}"
         )
 
     def _in_flight(self, sig: Signature, vector: int, most: int = BYTES_IN_FLIGHT) -> int:

@@ -49,6 +49,9 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
     source, out = node.inputs[0], node.outputs[0]
     given = node.read(ReduceAttributes)
     axis, function = given.axis, given.function
+    if function in _PAIRS:
+        _lower_pair(lowering, node)
+        return
     count, term = source.shape[axis], given.term
     if len(out.shape) < len(source.shape):
         out = _insert(out, axis)
@@ -86,6 +89,36 @@ def lower_reduce(lowering: Lowering, node: Node) -> None:
     _emit_reduce(lowering, first, 2, count, parts, part, part_term, ".partial")
     shape = (outer, splits) if inner == 1 else (outer, splits, inner)
     _emit_reduce(lowering, function, 1, count, [lowering.view(part, shape)], out)
+
+
+_PAIRS = {"moments": ("mean_of_moments", "squares"), "sums": ("first_sum", "second_sum")}
+
+
+def _lower_pair(lowering: Lowering, node: Node) -> None:
+    """Emits the tasks of two reductions of the same columns: means and sums of squared differences
+    from them, or a sum of elements and one of terms. If columns are divided into parts, both
+    results of a part are computed at once.
+    """
+    source, given = node.inputs[0], node.read(ReduceAttributes)
+    axis, term = given.axis, given.term
+    shape, count = source.shape, source.shape[axis]
+    outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    narrow = _narrow(node, outer, inner, lowering.machine)
+    splits = 1 if narrow else _splits(outer, count, inner, lowering.machine)
+    parts = _views(lowering, node, (outer, splits, count // splits, inner)) if splits > 1 else None
+    first, second = node.outputs
+    if parts is None or any(dense_view(t, (outer, 1, inner)) is None for t in node.outputs):
+        functions = ("mean", "squares") if given.function == "moments" else ("sum", "sum")
+        _emit_reduce(lowering, functions[0], axis, count, [source], first, columns=narrow)
+        _emit_reduce(lowering, functions[1], axis, count, node.inputs, second, term, columns=narrow)
+        return
+    part = lowering.temp((outer, splits, 1, inner), int64, f"{node.name}.partial")
+    counted = term if term is None else _counted(term, count // splits, inner)
+    _emit_reduce(lowering, given.function, 2, count, parts, part, counted, ".partial")
+    words = lowering.view(part, (outer, splits, inner))
+    for function, out in zip(_PAIRS[given.function], node.outputs, strict=True):
+        result = lowering.view(out, (outer, 1, inner))
+        _emit_reduce(lowering, function, 1, count, [words], result)
 
 
 def _views(lowering: Lowering, node: Node, parts: Sequence[int]) -> list[IrTensor] | None:

@@ -1,7 +1,8 @@
 """Fuses an elementwise op into the reduction that reads its result. The reduction then computes the
 terms that it adds, such as squares, products or differences from a mean, as it reads the op's
 inputs. Intermediate values are fp32, as in fused chains. If only a cast reads a reduction's result,
-the reduction stores it in the type of the cast.
+the reduction stores it in the type of the cast. If many threads compute a task, two reductions of
+the same columns then become one.
 
 Listed in ark.lower.passes after the pass that fuses chains of elementwise ops.
 """
@@ -22,6 +23,7 @@ from ark.ir.graph_view import WritesSoFar
 from ark.ir.values import Tensor
 from ark.lower.rewrite.context import Context
 from ark.lower.rewrite.fuse_chains import read_once
+from ark.lower.rewrite.join_reductions import join_reductions
 from ark.lower.rewrite.views import in_shape, same_elements, seen_in
 from ark.tasks import expression
 from ark.tasks.node_expressions import expression_of, is_elementwise
@@ -57,7 +59,8 @@ def fuse_reduction_terms(graph: Graph, context: Context) -> Graph:
             sums[node.outputs[0].buffer.id] = place, node
         written.add(place, node)
         nodes.append(node)
-    return graph.with_nodes(n for n in nodes if n is not None)
+    fused = graph.with_nodes(n for n in nodes if n is not None)
+    return join_reductions(fused) if context.machine.cooperative else fused
 
 
 def _cast(before: Node, node: Node) -> Node | None:

@@ -41,6 +41,7 @@ SHARED = {
     "few_channels",
     "image_concats",
     "image_layouts",
+    "join_reductions",
     "makers",
     "masks",
     "odd_rows",

@@ -193,6 +193,18 @@ def _squares() -> None:
     ark.reduce_sum(ark.mul(x, x), 1)
 
 
+def _moments_of_columns() -> None:
+    x = ark.tensor([4096, 64], fp32)
+    apart = ark.sub(x, ark.reduce_mean(x, 0))
+    ark.reduce_sum(ark.mul(apart, apart), 0)
+
+
+def _sums_of_columns() -> None:
+    x, y = ark.tensor([4096, 64], fp32), ark.tensor([4096, 64], fp32)
+    ark.reduce_sum(y, 0)
+    ark.reduce_sum(ark.mul(x, y), 0)
+
+
 def _side_by_side() -> None:
     x = ark.tensor([1, 64], fp32)
     for number in range(2):
@@ -362,6 +374,8 @@ CASES = (
     Case("rotate_products", _rotated_queries),
     Case("hoist_factors", _factor),
     Case("fuse_reduction_terms", _squares),
+    Case("fuse_reduction_terms", _moments_of_columns, label="of_moments"),
+    Case("fuse_reduction_terms", _sums_of_columns, label="of_two_sums"),
     Case("merge_equal", _masks_of_layers),
     Case("update_in_place", _rows_added),
     Case("fuse_windows", _convolution),

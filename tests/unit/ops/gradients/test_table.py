@@ -42,6 +42,8 @@ NO_RULE = {
     "quantized_linear",
     "recv",
     "reduce_logsumexp",
+    "reduce_moments",
+    "reduce_sums",
     "rope_kv",
     "row_fusion",
     "row_values",
