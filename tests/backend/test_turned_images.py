@@ -58,5 +58,6 @@ def test_planes_of_images(backend: str) -> None:
             planes((2, 6, 9, 16), stride=2, pitch=5),
             planes((2, 30, 14, 64), pitch=16, dtype=ark.bf16),
             planes((3, 4, 6, 40), columns=5, before=2, dtype=ark.fp16),
+            planes((40, 4, 6, 128), columns=5),
         ]
     )

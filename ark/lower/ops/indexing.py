@@ -20,7 +20,7 @@ def lower_remap(lowering: Lowering, node: Node) -> None:
     out, given = node.outputs[0], node.read(RemapAttributes)
     size = out.dtype.itemsize
     if turns(given.rules, given.fill, node.inputs[0], out) and lowering.machine.cooperative:
-        tile = turned_tile(out.shape, size)
+        tile = turned_tile(out.shape, size, lowering.machine.processors)
     else:
         tile = box_tile(out.shape, lowering.machine, itemsize=size)
     rules: Any = given.rules  # checked by the kind's schema
