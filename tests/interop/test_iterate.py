@@ -14,6 +14,8 @@ from ark.errors import InvalidUsageError, UnsupportedError
 torch = pytest.importorskip("torch")
 from ark_cpu.device import CpuDevice, CpuLaunch  # noqa: E402
 
+from ark.interop.torch import iterate  # noqa: E402
+from ark.interop.torch.graph import pool_before_relu  # noqa: E402
 from tests.slow import few  # noqa: E402
 
 
@@ -54,6 +56,41 @@ class Learner(Net):
     def forward(self, x: Any, y: Any) -> Any:
         result = super().forward(x)
         return result, torch.nn.functional.cross_entropy(result, y)
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["read once", "read twice"])
+def test_max_pool_behind_relu_trains_as_in_torch(twice: bool, monkeypatch: Any) -> None:
+    """A relu that only the pool reads is applied to the pool's result, where it and its gradient
+    have a ninth of the elements.
+    """
+
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(2, 4, 3)
+
+        def forward(self, x: Any) -> Any:
+            y = torch.relu(self.first(x))
+            pooled = torch.nn.functional.max_pool2d(y, 3)
+            return (pooled * pooled).sum() + (y.mean() if twice else 0.0)
+
+    moved: list[list[int]] = []
+
+    def seen(module: Any) -> None:
+        pool_before_relu(module)
+        relus = (n for n in module.graph.nodes if "relu" in str(n.target))
+        moved.extend(list(n.meta["val"].shape) for n in relus)
+
+    monkeypatch.setattr(iterate, "pool_before_relu", seen)
+    module, x = Pooled(), torch.randn(2, 2, 11, 11)
+    wanted = copy.deepcopy(module)
+    wanted(x).backward()
+    before = [p.detach().clone() for p in module.parameters()]
+    step = ark.training_model(module, None, torch.optim.SGD(module.parameters(), 1.0))
+    close(step(x).reshape([]), wanted(x).detach())
+    for old, new, other in zip(before, module.parameters(), wanted.parameters(), strict=True):
+        close(old - new.detach(), other.grad)
+    assert moved == ([[2, 4, 9, 9]] if twice else [[2, 4, 3, 3]])
 
 
 MODES: dict[str, tuple[dict[str, Any], Callable[[Any], Any]]] = {

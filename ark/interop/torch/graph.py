@@ -28,6 +28,8 @@ from ark.interop.torch import reductions as reductions
 from ark.interop.torch import softmax as softmax
 from ark.interop.torch.values import TABLE, Call, Value, fitted, input_of
 
+MAX_POOLS = ("max_pool2d.default", "max_pool3d.default")
+
 
 def drop_checks(module: fx.GraphModule) -> None:
     """Removes nodes without effect. These are assertions of facts that torch's shape propagation
@@ -40,6 +42,26 @@ def drop_checks(module: fx.GraphModule) -> None:
         elif name_of(node.target) != "_assert_tensor_metadata.default":
             continue
         module.graph.erase_node(node)
+    module.recompile()
+
+
+def pool_before_relu(module: fx.GraphModule) -> None:
+    """Moves each relu that only a max pool reads behind the pool: the largest element after a relu
+    is the relu of the largest element. In a training step the relu and its gradient then have
+    fewer elements.
+    """
+    for pool in list(module.graph.nodes):
+        relu = pool.args[0] if name_of(pool.target) in MAX_POOLS and pool.args else None
+        if not isinstance(relu, fx.Node) or name_of(relu.target) != "relu.default":
+            continue
+        if len(relu.users) > 1:
+            continue
+        with module.graph.inserting_after(pool):
+            behind = module.graph.call_function(cast(Any, relu.target), (pool,))
+        behind.meta = dict(pool.meta)
+        pool.replace_all_uses_with(behind, delete_user_cb=lambda user, own=behind: user != own)
+        pool.replace_input_with(relu, cast(fx.Node, relu.args[0]))
+        module.graph.erase_node(relu)
     module.recompile()
 
 

@@ -26,7 +26,7 @@ from ark.frontend.foreign import address_of, dense, written
 from ark.interop.torch.calls import Fixed
 from ark.interop.torch.compile import refuse_missing
 from ark.interop.torch.export import check_module, export
-from ark.interop.torch.graph import apply, drop_checks
+from ark.interop.torch.graph import apply, drop_checks, pool_before_relu
 from ark.interop.torch.kept import Kept
 from ark.interop.torch.optimizers import Rates
 from ark.interop.torch.options import Options
@@ -124,6 +124,8 @@ class Executor:
         exported = export(self.module, examples, self._training)
         graph, self._structure = exported.graph_module, exported.call_spec.out_spec
         drop_checks(graph)
+        if self._training:
+            pool_before_relu(graph)
         refuse_missing(graph)
         ranks = self.options.ranks if self._training else 1
         rank = ark.Model.get_rank() if ranks > 1 else 0
