@@ -21,12 +21,14 @@ from ark.machine.costs import FULL_STEP_SHAPE, BoxCosts
 from ark.machine.tiles import BoxTiles
 from ark.plan.kind import OperandType, Signature
 from ark.plan.types import BOX_ALIGNMENT_BYTES, MAX_OPERANDS
+from ark.tasks.expression import MAX_NODES
 from ark.tasks.matmul_form import K_PART_ALIGNMENT_BYTES, MIN_UNIT_TILE_ROWS
 from ark.tasks.matmul_params import MatmulParams
 from ark.tasks.matmul_small import small
 
 MIN_PIXEL_ROWS = 32  # fewest rows of a box of a product over pixels
-MAX_PARTS = MAX_OPERANDS - 2  # one op adds all parts
+# One op adds all parts. Its expression also has the product's epilogue.
+MAX_PARTS = min(MAX_OPERANDS - 2, MAX_NODES // 2 - 4)
 
 
 @dataclass(frozen=True)

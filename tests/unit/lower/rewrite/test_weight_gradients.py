@@ -11,10 +11,12 @@ import pytest
 
 import ark
 from ark.backend import registry
+from ark.lower.pipeline import plan
 from ark.lower.rewrite import channels_last as module
 from ark.lower.rewrite import weight_gradients
 from ark.lower.rewrite.channels_last import channels_last
 from ark.lower.rewrite.context import Context
+from ark.plan.verify import verify
 from tests.windows import in_place
 
 torch = pytest.importorskip("torch")
@@ -68,11 +70,33 @@ def test_rows_of_an_image_are_stored_by_their_remainder_by_the_stride() -> None:
         ([4, 48, 32, 32], [64, 48, 3, 3], {"padding": 1}),
         ([4, 64, 32, 32], [64, 16, 3, 3], {"padding": 1, "groups": 4}),
         ([4, 64, 32, 32], [64, 64, 1, 1], {}),
+        ([16, 16, 64, 64], [64, 16, 3, 1], {"padding": [1, 0]}),
     ],
-    ids=["stride", "channels", "groups", "pixels"],
+    ids=["stride", "channels", "groups", "pixels", "tiles"],
 )
 def test_other_convolutions_keep_their_form(x: list[int], w: list[int], how: Any) -> None:
+    """Among them is one of few channels of which no tile has whole boxes."""
     assert not pixel_products(x, w, **how)
+
+
+def test_gradient_of_weights_without_whole_boxes_in_a_tile_is_planned() -> None:
+    with ark.use_model(ark.Model()) as model:
+        image = ark.tensor([16, 16, 64, 64], ark.bf16)
+        weight = ark.tensor([64, 16, 3, 1], ark.bf16)
+        y = ark.conv(image, weight, padding=[1, 0])
+        ark.grad(ark.reduce_sum(ark.reshape(y * y, [-1]), 0), weight)
+    verify([plan(model.graph, H100)])
+
+
+def test_parts_of_few_tiles_of_weights_are_added_by_one_op() -> None:
+    """Three tiles of a result could have more parts than one expression can add."""
+    with ark.use_model(ark.Model()) as model:
+        image, weight = ark.tensor([16, 64, 56, 56]), ark.tensor([64, 64, 1, 3])
+        y = ark.conv(image, weight, padding=[0, 1], tf32=True)
+        ark.grad(ark.reduce_sum(ark.reshape(y * y, [-1]), 0), weight)
+    planned = plan(model.graph, H100)
+    verify([planned])
+    assert any(op.params.get("pixels") for op in planned.ops)
 
 
 def network() -> Any:
