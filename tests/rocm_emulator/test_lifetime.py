@@ -73,6 +73,32 @@ def test_devices_may_come_twice(words: tuple[str, ...], expected: list[str]) -> 
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
 
 
+EVENTS = """
+from ark_rocm_emulator import emulated
+from hip import hip
+
+earlier = []
+for arch in ("gfx942", "gfx1100"):
+    with emulated(arch):
+        events = [hip.hipEventCreate()[1] for _ in range(64)]
+        assert not {int(e) for e in events} & {int(e) for e in earlier}
+        for event in earlier:
+            assert hip.hipEventDestroy(event)[0] == hip.hipError_t.hipErrorInvalidHandle
+        for event in events:
+            assert int(hip.hipEventRecord(event, None)[0]) == 0
+            assert int(hip.hipEventSynchronize(event)[0]) == 0
+        assert int(hip.hipEventElapsedTime(events[0], events[-1])[0]) == 0
+        earlier = events
+"""
+
+
+def test_events_of_removed_devices_stay_unknown() -> None:
+    """A launch of removed devices that Python collects late destroys no event of later devices."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("ARK_ROCM")}
+    done = subprocess.run([sys.executable, "-c", EVENTS], capture_output=True, text=True, env=plain)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 CLOCK = """
 extern "C" __global__ void ticks(unsigned long long* out, unsigned n) {
   unsigned long long begin = __builtin_amdgcn_s_memrealtime();

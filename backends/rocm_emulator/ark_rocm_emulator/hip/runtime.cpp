@@ -109,7 +109,6 @@ void close_runtime(Runtime* rt) {
     device->null_stream.reset();
   }
   for (Module* module : rt->modules) delete module;
-  for (Event* event : rt->events) delete event;
   for (auto& [base, allocation] : rt->allocations) {
     rt->machine->remove_region(base);
     // Freed host memory loses its pages but keeps its addresses: a view of it may still exist after

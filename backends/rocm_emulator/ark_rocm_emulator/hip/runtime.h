@@ -92,10 +92,12 @@ struct Stream {
   bool blocking() const { return !null_stream && !(flags & kStreamNonBlocking); }
 };
 
+// An event's handle is its number. No two events of a process have the same number, so a handle that
+// outlives its runtime is unknown to later ones.
 struct Event {
   int device = 0;
   unsigned flags = 0;
-  std::shared_ptr<Op> op;  // null until recorded
+  std::shared_ptr<Op> op;  // null until recorded; under Runtime::lock
 };
 
 struct Allocation {
@@ -157,7 +159,7 @@ struct Runtime {
   std::map<uint64_t, Allocation> allocations;  // by base
   std::unordered_set<Module*> modules;
   std::unordered_set<Function*> functions;
-  std::unordered_set<Event*> events;
+  std::unordered_map<uintptr_t, std::shared_ptr<Event>> events;  // by number
   std::map<int, std::shared_ptr<SdmaQueue>> dma_queues;
   std::thread dma_thread;          // serves queues that the host fills
   std::atomic<bool> dma_stop{false};

@@ -1,6 +1,7 @@
 // Streams and events. A stream is a queue with a thread that executes its work. The null stream and
 // the blocking streams of its device wait for each other, as with HIP's legacy default stream.
 // Event times are durations of the emulation.
+#include <atomic>
 #include <cstdio>
 
 #include "runtime.h"
@@ -97,9 +98,16 @@ bool kernel_under_way(Runtime& rt, int device) {
   return false;
 }
 
-bool valid_event(Runtime& rt, Event* event) {
+// Null if the handle is unknown.
+std::shared_ptr<Event> find_event(Runtime& rt, hipEvent_t handle) {
   std::lock_guard<std::mutex> hold(rt.lock);
-  return rt.events.count(event) != 0;
+  const auto found = rt.events.find(uintptr_t(handle));
+  return found == rt.events.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Op> recorded(Runtime& rt, const Event& event) {
+  std::lock_guard<std::mutex> hold(rt.lock);
+  return event.op;
 }
 
 }  // namespace
@@ -254,12 +262,12 @@ HIP_EXPORT hipError_t hipStreamSynchronize(hipStream_t stream) {
 
 HIP_EXPORT hipError_t hipStreamWaitEvent(hipStream_t stream, hipEvent_t event, unsigned) {
   HIP_ENTER();
-  auto* recorded = reinterpret_cast<Event*>(event);
+  const std::shared_ptr<Event> awaited = find_event(*rt, event);
   Stream* found = resolve(*rt, stream);
-  if (!found || !valid_event(*rt, recorded)) return answer(hipErrorInvalidHandle);
-  if (recorded->op) {
+  if (!found || !awaited) return answer(hipErrorInvalidHandle);
+  if (std::shared_ptr<Op> earlier = recorded(*rt, *awaited)) {
     auto op = std::make_shared<Op>();
-    op->after.push_back(recorded->op);
+    op->after.push_back(std::move(earlier));
     enqueue_op(*found, op);
   }
   return hipSuccess;
@@ -286,12 +294,14 @@ HIP_EXPORT hipError_t hipStreamGetDevice(hipStream_t stream, int* device) {
 HIP_EXPORT hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned flags) {
   HIP_ENTER();
   if (!event) return answer(hipErrorInvalidValue);
-  auto* made = new Event;
+  static std::atomic<uintptr_t> numbers{0};
+  const uintptr_t number = ++numbers;
+  auto made = std::make_shared<Event>();
   made->device = current_device;
   made->flags = flags;
   std::lock_guard<std::mutex> hold(rt->lock);
-  rt->events.insert(made);
-  *event = reinterpret_cast<hipEvent_t>(made);
+  rt->events.emplace(number, std::move(made));
+  *event = reinterpret_cast<hipEvent_t>(number);
   return hipSuccess;
 }
 
@@ -301,21 +311,19 @@ HIP_EXPORT hipError_t hipEventCreate(hipEvent_t* event) {
 
 HIP_EXPORT hipError_t hipEventDestroy(hipEvent_t event) {
   HIP_ENTER();
-  auto* found = reinterpret_cast<Event*>(event);
-  if (!valid_event(*rt, found)) return answer(hipErrorInvalidHandle);
   std::lock_guard<std::mutex> hold(rt->lock);
-  rt->events.erase(found);
-  delete found;
-  return hipSuccess;
+  return rt->events.erase(uintptr_t(event)) != 0 ? hipSuccess : answer(hipErrorInvalidHandle);
 }
 
 HIP_EXPORT hipError_t hipEventRecord(hipEvent_t event, hipStream_t stream) {
   HIP_ENTER();
-  auto* found = reinterpret_cast<Event*>(event);
+  const std::shared_ptr<Event> found = find_event(*rt, event);
   Stream* on = resolve(*rt, stream);
-  if (!on || !valid_event(*rt, found)) return answer(hipErrorInvalidHandle);
+  if (!on || !found) return answer(hipErrorInvalidHandle);
   if (found->device != on->device) return answer(hipErrorInvalidHandle);
-  found->op = enqueue(*on, nullptr);
+  std::shared_ptr<Op> op = enqueue(*on, nullptr);
+  std::lock_guard<std::mutex> hold(rt->lock);
+  found->op = std::move(op);
   return hipSuccess;
 }
 
@@ -325,17 +333,18 @@ HIP_EXPORT hipError_t hipEventRecordWithFlags(hipEvent_t event, hipStream_t stre
 
 HIP_EXPORT hipError_t hipEventSynchronize(hipEvent_t event) {
   HIP_ENTER();
-  auto* found = reinterpret_cast<Event*>(event);
-  if (!valid_event(*rt, found)) return answer(hipErrorInvalidHandle);
-  if (found->op) found->op->wait();
+  const std::shared_ptr<Event> found = find_event(*rt, event);
+  if (!found) return answer(hipErrorInvalidHandle);
+  if (const std::shared_ptr<Op> op = recorded(*rt, *found)) op->wait();
   return answer(sticky_error(*rt, found->device));
 }
 
 HIP_EXPORT hipError_t hipEventQuery(hipEvent_t event) {
   HIP_ENTER();
-  auto* found = reinterpret_cast<Event*>(event);
-  if (!valid_event(*rt, found)) return answer(hipErrorInvalidHandle);
-  if (found->op && !found->op->is_done()) return hipErrorNotReady;
+  const std::shared_ptr<Event> found = find_event(*rt, event);
+  if (!found) return answer(hipErrorInvalidHandle);
+  const std::shared_ptr<Op> op = recorded(*rt, *found);
+  if (op && !op->is_done()) return hipErrorNotReady;
   return answer(sticky_error(*rt, found->device));
 }
 
@@ -344,16 +353,17 @@ HIP_EXPORT hipError_t hipEventQuery(hipEvent_t event) {
 HIP_EXPORT hipError_t hipEventElapsedTime(float* ms, hipEvent_t start, hipEvent_t stop) {
   HIP_ENTER();
   if (!ms) return answer(hipErrorInvalidValue);
-  auto *from = reinterpret_cast<Event*>(start), *to = reinterpret_cast<Event*>(stop);
-  if (!valid_event(*rt, from) || !valid_event(*rt, to)) return answer(hipErrorInvalidHandle);
+  const std::shared_ptr<Event> from = find_event(*rt, start), to = find_event(*rt, stop);
+  if (!from || !to) return answer(hipErrorInvalidHandle);
+  const std::shared_ptr<Op> first = recorded(*rt, *from), last = recorded(*rt, *to);
   constexpr unsigned kDisableTiming = 0x2;
-  if (!from->op || !to->op || ((from->flags | to->flags) & kDisableTiming))
+  if (!first || !last || ((from->flags | to->flags) & kDisableTiming))
     return answer(hipErrorInvalidHandle);
-  if (!from->op->is_done() || !to->op->is_done()) return answer(hipErrorNotReady);
+  if (!first->is_done() || !last->is_done()) return answer(hipErrorNotReady);
   if (rt->settings.timing != 0) {
-    *ms = float((to->op->predicted - from->op->predicted) * 1e-6);
+    *ms = float((last->predicted - first->predicted) * 1e-6);
     return hipSuccess;
   }
-  *ms = std::chrono::duration<float, std::milli>(to->op->finished - from->op->finished).count();
+  *ms = std::chrono::duration<float, std::milli>(last->finished - first->finished).count();
   return hipSuccess;
 }
