@@ -97,6 +97,59 @@ def test_biases_are_added_before_the_epilogue(
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("arch", "rows", "k", "n"),
+    in_turns(UNIT_ARCHS, [(8, 2048, 530), (12, 96, 9), (5, 160, 21)]),
+    indirect=["arch"],
+)
+def test_infinite_elements_of_several_rows(arch: str, rows: int, k: int, n: int) -> None:
+    """An output is infinite or NaN exactly where the sum of its products is."""
+    del arch
+    shapes = {"x": (rows, k), "w": (n, k), "residual": (rows, n)}
+    types = {"w": bf16}
+    given = {
+        name: values(shape, types.get(name, fp32), i)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    given["x"][1, 3], given["x"][2, k - 5], given["x"][3, 9] = np.inf, -np.inf, np.nan
+    given["x"][0, [3, k - 5]] = np.inf, -np.inf
+    graph = Graph()
+    t = {
+        name: graph.tensor(shape, types.get(name, fp32), arena="state", name=name)
+        for name, shape in shapes.items()
+    }
+    out = graph.tensor((rows, n), fp32, arena="state", name="y")
+    operands = [t["x"], t["w"], t["residual"]]
+    graph.add("linear", operands, [out], {"prologue": "none", "epilogue": "add"}, "linear")
+    got, bodies = executed(graph, given)
+    assert bodies == [linear_several.SeveralRows]
+    wide = {name: array.astype(np.float64) for name, array in given.items()}
+    with np.errstate(all="ignore"):
+        want = wide["x"] @ wide["w"].T + wide["residual"]
+    assert np.isposinf(want).any() and np.isneginf(want).any() and np.isnan(want).any()
+    np.testing.assert_allclose(got.reshape(want.shape), want, rtol=1e-5, atol=1e-5)
+
+
+def executed(graph: Graph, given: dict[str, np.ndarray]) -> tuple[np.ndarray, list[type]]:
+    """Runs two iterations of the graph. Returns the tensor y and the bodies of linear layers."""
+    device = backend.open(0)
+    try:
+        planned = plan(graph, device.machine)
+        verify([planned])
+        layers = [kinds.signature(planned, op) for op in planned.ops if op.kind == "linear"]
+        dialect = backend.dialect(device.machine.arch)
+        bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
+        rows = given["x"].shape[0]
+        assert rows > 1 or any(tensor.packet for tensor in planned.tensors)
+        with Executor(planned, backend, device) as executor:
+            for name, array in given.items():
+                executor.write(name, array)
+            executor.start(2).wait()
+            return executor.read("y"), bodies
+    finally:
+        device.close()
+
+
 def gated_block(
     rows: int,
     k: int,
@@ -134,21 +187,7 @@ def gated_block(
     graph.add("linear", [t["x"], t["first"], t["norm"], *biases[0]], [middle], norm, "up")
     add = {"prologue": "none", "epilogue": "add", "bias": biased}
     graph.add("linear", [middle, t["second"], *biases[1], t["residual"]], [out], add, "down")
-    device = backend.open(0)
-    try:
-        planned = plan(graph, device.machine)
-        verify([planned])
-        layers = [kinds.signature(planned, op) for op in planned.ops if op.kind == "linear"]
-        dialect = backend.dialect(device.machine.arch)
-        bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
-        assert rows > 1 or any(t.packet for t in planned.tensors)
-        with Executor(planned, backend, device) as executor:
-            for name, array in given.items():
-                executor.write(name, array)
-            executor.start(2).wait()
-            got = executor.read("y")
-    finally:
-        device.close()
+    got, bodies = executed(graph, given)
     wide = {name: array.astype(np.float64) for name, array in given.items()}
     with np.errstate(all="ignore"):
         squares = (wide["x"] ** 2).mean(-1, keepdims=True)

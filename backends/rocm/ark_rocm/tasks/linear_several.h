@@ -73,24 +73,20 @@ constexpr int ark_several_ahead(int chunks, int most) {
   return most;
 }
 
-// Adds the products of a chunk of the input and a block of rows of weights to `sums`. Each input
-// element is a sum of PARTS numbers of the weights' type; parts[s][p]: number p of each of the
-// lane's elements of step s. inside[s]: true if these elements are within the row.
+// Adds the products of step s of a chunk of the input and a block of rows of weights to `sums`.
+// Each input element is a sum of PARTS numbers of the weights' type; parts[p]: number p of each of
+// the lane's elements. inside: true if these elements are within the row.
 template <class W, int PARTS>
-ARK_DEVICE void ark_several_products(const ark_u32x4 (&parts)[W::STEPS][PARTS],
-                                     const bool (&inside)[W::STEPS], const typename W::Piece& piece,
-                                     ark_mfma_sums& sums) {
+ARK_DEVICE void ark_several_step(const ark_u32x4 (&parts)[PARTS], bool inside, int s,
+                                 const typename W::Piece& piece, ark_mfma_sums& sums) {
+  const ark_u32x4 there = W::step(piece, s), row = inside ? there : ark_u32x4(0u);
 #pragma unroll
-  for (int s = 0; s < W::STEPS; ++s) {
-    const ark_u32x4 there = W::step(piece, s), row = inside[s] ? there : ark_u32x4(0u);
-#pragma unroll
-    for (int p = 0; p < PARTS; ++p) sums = ark_mfma_step(parts[s][p], row, sums);
-  }
+  for (int p = 0; p < PARTS; ++p) sums = ark_mfma_step(parts[p], row, sums);
 }
 
-// Like ark_several_products, for quantised weights, where each group of elements has a scale. The
-// products of a group are summed separately and then multiplied by the group's scale. plain: the
-// sums of the input's elements, if groups have zero points.
+// Adds the products of a chunk and a block of quantised weights. Each group of elements has a
+// scale. The products of a group are summed separately and then multiplied by the group's scale.
+// plain: the sums of the input's elements, if groups have zero points.
 template <class W, int PARTS>
 ARK_DEVICE void ark_several_scaled(const ark_u32x4 (&parts)[W::STEPS][PARTS],
                                    const ark_mfma_sums (&plain)[W::SCALES + 1],
@@ -121,6 +117,22 @@ ARK_DEVICE void ark_several_plain(const ark_u32x4 (&parts)[W::STEPS][PARTS],
       plain[s / EACH] = ark_mfma_step(parts[s][p], ones, plain[s / EACH]);
     }
   }
+}
+
+// Computes one output of a layer with bf16 weights without matrix units.
+template <class W, int K, class X, class P>
+ARK_DEVICE float ark_several_plain_dot(ArkCtx& c, const W& weights, int row, const X& x, int m,
+                                       const P& prologue) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int k = 0; k < K; ++k) {
+    float v = ark_load(c, x, 0, 0, m, k);
+    if constexpr (P::norm) v *= ark_get(prologue.weight.p, k);
+    const ark_u32 at = static_cast<ark_u32>(row * K + k) * 2u;
+    const ark_u32 bits = *(const ark_global<unsigned short>*)(weights.bytes + at);
+    sum += v * ark_bits_float(bits << 16);
+  }
+  return sum;
 }
 
 // The first cache lines of the weights of the processor's next task with weights. While the current
@@ -170,6 +182,10 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
   constexpr int INPUTS = AHEAD < 2 || (ROUND != CHUNKS && ROUND % 2 != 0) ? 1 : 2;
   constexpr int WIDTH = E::WIDTH, TALL = GROUP * ROWS, PITCH = TALL + ROWS / 4;
   static_assert(ROUND % AHEAD == 0 || ROUND == CHUNKS, "a chunk has the same slot in each round");
+  // Blocks whose products are computed while the input is converted, so that vector and matrix
+  // units work at the same time. Their weights are loaded first.
+  constexpr int MIXED = W::SCALES > 0 ? 0 : SLOTS < W::EARLY ? SLOTS : W::EARLY;
+  constexpr int EARLY = GROUP > 4 && W::SCALES == 0 ? W::EARLY * 3 / 2 : W::EARLY;
   constexpr bool RAGGED = K % (SPAN * ARK_WARPS) != 0;
   typedef ArkSeveralInput<X, ALIGNED, STEPS> Input;
   constexpr int PARTS = Input::BF16 && !P::norm ? 1 : 3;
@@ -186,7 +202,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
     for (int a = 0; a < AHEAD; ++a) {
 #pragma unroll
       for (int g = 0; g < SLOTS; ++g) {
-        if ((!ONCE || a * SLOTS + g < W::EARLY) != early) continue;
+        if ((!ONCE || a * SLOTS + g < EARLY) != early) continue;
         ring[a][g] = weights.load(g * ROWS, warp + a * ARK_WARPS);
       }
     }
@@ -230,6 +246,7 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
         bool inside[STEPS];
         ark_u32x4 parts[STEPS][PARTS];
         float most = 0.0f;
+        typename W::Piece(&pieces)[SLOTS] = ring[a % AHEAD];
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
           inside[s] = !RAGGED || chunk * SPAN + weights.place(s) < K;
@@ -242,12 +259,16 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
               own += v[e] * v[e];
               v[e] *= factors[a % INPUTS].at(s, e);
             }
-            most = __builtin_fmaxf(most, __builtin_fabsf(v[e]));
+            if (MIXED == 0) most = __builtin_fmaxf(most, __builtin_fabsf(v[e]));
           }
           ark_several_parts<W>(v, parts[s]);
-          __builtin_amdgcn_sched_barrier(0);
+#pragma unroll
+          for (int g = 0; g < MIXED; ++g) {
+            ark_several_step<W>(parts[s], inside[s], s, pieces[g], sums[g]);
+          }
+          if (MIXED == 0) __builtin_amdgcn_sched_barrier(0);
         }
-        if (PARTS > 1 && ark_ballot(most == ark_inf()) != 0u) {
+        if (PARTS > 1 && MIXED == 0 && ark_ballot(most == ark_inf()) != 0u) {
 #pragma unroll
           for (int s = 0; s < STEPS; ++s) ark_several_infinite(parts[s]);
         }
@@ -263,7 +284,6 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
             asked[i] = *(const ark_global<ark_u32>*)(next.from + line * 128);
           }
         }
-        typename W::Piece(&pieces)[SLOTS] = ring[a % AHEAD];
         ark_mfma_sums plain[W::SCALES + 1] = {};
         if constexpr (W::ZEROS) ark_several_plain<W>(parts, plain);
 #pragma unroll
@@ -271,8 +291,11 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
           typename W::Piece& piece = pieces[g % SLOTS];
           if constexpr (W::SCALES > 0) {
             ark_several_scaled<W>(parts, plain, piece, sums[g]);
-          } else {
-            ark_several_products<W>(parts, inside, piece, sums[g]);
+          } else if (g >= MIXED) {
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) {
+              ark_several_step<W>(parts[s], inside[s], s, piece, sums[g]);
+            }
           }
           if (g + SLOTS < GROUP) piece = weights.load(top + (g + SLOTS) * ROWS, chunk);
           // Otherwise the compiler delays loads to save registers, and they are waited for.
@@ -331,6 +354,11 @@ ARK_DEVICE bool ark_linear_several(ArkCtx& c, const ArkTask& t, const W& weights
 #pragma unroll
         for (int w = 0; w < ARK_WARPS * HALVES; ++w) {
           total[r] += slab[(w * ROWS + input_row(o)) * PITCH + row_of(o) - top + r];
+        }
+        // The second part of an infinite element is NaN.
+        if (PARTS > 1 && MIXED > 0 && total[r] != total[r]) {
+          const int weight_row = row_of(o) + r < rows ? row_of(o) + r : rows - 1;
+          total[r] = ark_several_plain_dot<W, K>(c, weights, weight_row, x, input_row(o), prologue);
         }
         total[r] *= scale;
       }
