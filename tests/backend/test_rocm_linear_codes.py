@@ -68,6 +68,72 @@ def test_rows_read_codes(
         "norm": rng.uniform(0.5, 1.5, k).astype(np.float32),
         "residual": rng.standard_normal((rows, n)).astype(np.float32),
     }
+    got, bodies, layers = executed(dtype, given, "rmsnorm")
+    several = linear_several.SeveralRowsOfCodes
+    assert bodies == [several if rows > 1 else linear_rows.OneRow]
+    if rows == 1:
+        assert layers == [k >= LEAST_MATRIX_COLUMNS]
+    x = given["x"].astype(np.float64)
+    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * given["norm"]
+    weights = row_values(dtype, stored).astype(np.float64)
+    want = normed @ weights.T + given["residual"]
+    most = np.abs(normed) @ np.abs(weights).T
+    assert (np.abs(got - want) / most).max() < 1e-6
+
+
+# The sizes of the input's elements, as powers of two.
+SIZES = [(-110, -100), (-62, -28), (-20, 10), (55, 66), (90, 100), (-110, 60)]
+
+
+@pytest.mark.parametrize("codes", [types.fp8_e4m3, types.fp8_e5m2], ids=lambda t: t.name)
+@pytest.mark.parametrize(("least", "most"), SIZES)
+@pytest.mark.parametrize("arch", ["gfx942"], indirect=True)
+def test_codes_of_one_row_with_inputs_of_any_size(
+    arch: str, codes: DataType, least: int, most: int
+) -> None:
+    """The input's three parts are exact for elements of any size."""
+    del arch
+    k, n = 2048, 70
+    rng = np.random.default_rng(most - least)
+    dtype = row_type(codes, k, k, fp32, False, bf16)
+    stored = row_bytes(dtype, every_code(dtype, n, rng), rng.uniform(0.25, 4, (n, 1)), None)
+    x = rng.standard_normal((1, k)) * np.exp2(rng.uniform(least, most, (1, k)))
+    given = {"x": x.astype(np.float32), "w": stored, "residual": np.zeros((1, n), np.float32)}
+    got, _, by_units = executed(dtype, given, "none")
+    assert by_units == [True]
+    weights = row_values(dtype, stored).astype(np.float64)
+    x = given["x"].astype(np.float64)
+    error = np.abs(got - x @ weights.T) / (np.abs(x) @ np.abs(weights).T)
+    assert error.max() < 1e-6
+
+
+@pytest.mark.parametrize("arch", ["gfx942"], indirect=True)
+def test_infinite_inputs_of_one_row_of_codes(arch: str) -> None:
+    del arch
+    k, n = 2048, 70
+    rng = np.random.default_rng(0)
+    dtype = row_type(types.fp8_e4m3, k, k, fp32, False, bf16)
+    stored = row_bytes(dtype, every_code(dtype, n, rng), rng.uniform(0.25, 4, (n, 1)), None)
+    x = rng.standard_normal((1, k)).astype(np.float32)
+    x[0, 77] = -np.inf
+    given = {"x": x, "w": stored, "residual": np.zeros((1, n), np.float32)}
+    got, _, by_units = executed(dtype, given, "none")
+    assert by_units == [True]
+    weights = row_values(dtype, stored).astype(np.float64)
+    with np.errstate(all="ignore"):
+        want = x.astype(np.float64) @ weights.T
+    assert np.isposinf(want).any() and np.isneginf(want).any()
+    np.testing.assert_array_equal(got, want)
+
+
+def executed(
+    dtype: DataType, given: dict[str, np.ndarray], prologue: str
+) -> tuple[np.ndarray, list[type], list[bool]]:
+    """Runs two iterations of a linear layer that adds a residual. Returns the result, the bodies of
+    the layer, and for each layer of one row whether matrix units multiply it.
+    """
+    rows, n = given["residual"].shape
+    k = given["x"].shape[1]
     graph = Graph()
     t = {
         name: graph.tensor(
@@ -79,8 +145,11 @@ def test_rows_read_codes(
         for name, array in given.items()
     }
     out = graph.tensor((rows, n), fp32, arena="state", name="y")
-    attrs = {"prologue": "rmsnorm", "eps": 1e-5, "epilogue": "add"}
-    graph.add("linear", [t["x"], t["w"], t["norm"], t["residual"]], [out], attrs, "layer")
+    attrs = {"prologue": prologue, "epilogue": "add"}
+    if prologue == "rmsnorm":
+        attrs["eps"] = 1e-5
+    operands = [t[name] for name in ("x", "w", "norm", "residual") if name in t]
+    graph.add("linear", operands, [out], attrs, "layer")
     device = backend.open(0)
     try:
         planned = plan(graph, device.machine)
@@ -88,21 +157,15 @@ def test_rows_read_codes(
         layers = [kinds.signature(planned, op) for op in planned.ops if op.kind == "linear_rows"]
         dialect = backend.dialect(device.machine.arch)
         bodies = [type(dialect.body(sig, device.machine)) for sig in layers]
-        several = linear_several.SeveralRowsOfCodes
-        assert bodies == [several if rows > 1 else linear_rows.OneRow]
-        if rows == 1:
-            by_units = linear_rows.matrix_of(layers[0], device.machine) is not None
-            assert by_units == (k >= LEAST_MATRIX_COLUMNS)
+        by_units = [
+            linear_rows.matrix_of(layer, device.machine) is not None
+            for layer in layers
+            if rows == 1
+        ]
         with Executor(planned, backend, device) as executor:
             for name, array in given.items():
                 executor.write(name, array)
             executor.start(2).wait()
-            got = executor.read("y")
+            return executor.read("y").reshape(rows, n), bodies, by_units
     finally:
         device.close()
-    x = given["x"].astype(np.float64)
-    normed = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * given["norm"]
-    weights = row_values(dtype, stored).astype(np.float64)
-    want = normed @ weights.T + given["residual"]
-    most = np.abs(normed) @ np.abs(weights).T
-    assert (np.abs(got.reshape(want.shape) - want) / most).max() < 1e-6

@@ -14,6 +14,7 @@ ark_loop(ArkParams) {
   if (ark_tid() == 0) {
     ark_waited = 0u;
     ark_prefetched = {};
+    ark_asked_until = 0u;
     ark_signalled = {};
   }
   const auto* params = static_cast<const ArkParams*>(ark_kernel_params());

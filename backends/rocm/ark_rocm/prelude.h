@@ -141,6 +141,9 @@ struct ArkPrefetched {
   int lines;
 };
 ARK_SHARED ArkPrefetched ark_prefetched;
+// The task whose weights were prefetched last while a wave waited for packets (tasks/ask.h), and
+// below it, in the lower half, how many cache lines of these weights were prefetched.
+ARK_SHARED ark_u64 ark_asked_until;
 
 // The task whose body has signalled its counters itself (tasks/prefetch.h), as 1 + its index; the
 // end of its signals, which its record in shared memory then no longer has; and the place of this

@@ -26,6 +26,15 @@ ARK_DEVICE ArkLines ark_next_lines(ArkCtx& c, const unsigned char* other) {
   return lines.count > 0 ? lines : ArkLines{(const ark_global<char>*)other, 1};
 }
 
+// How many cache lines of the next task's weights the last ark_poll_asking has prefetched. Waves
+// may read this at any time: too small a number only prefetches lines again.
+ARK_DEVICE int ark_asked_of_next(ArkCtx& c) {
+  const ark_u32 next = (ark_warp_load(&c.warps[ark_warp()]) & ~ARK_GAVE_UP) + 1u;
+  const ark_u64 until =
+      __hip_atomic_load(&ark_asked_until, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+  return static_cast<ark_u32>(until >> 32) == next ? static_cast<int>(until) : 0;
+}
+
 // Polls a packet and prefetches between the polls, until the packet has arrived or ARK_ASKED lines
 // per lane were prefetched. The first `patience` polls prefetch nothing. Loads return in order, so
 // a poll returns only after all earlier prefetches have returned. Therefore only a few prefetches
@@ -54,6 +63,9 @@ ARK_DEVICE void ark_poll_asking(ArkCtx& c, const ark_u64* packet, bool system, i
 #pragma unroll
       for (int i = 0; i < ARK_ASKED_TOGETHER; ++i) asm volatile("" ::"v"(word[i]));
       asked += ARK_ASKED_TOGETHER;
+      const ark_u32 done = static_cast<ark_u32>(line - ark_lane() + ARK_ASKED_TOGETHER * ARK_LANES);
+      __hip_atomic_store(&ark_asked_until, static_cast<ark_u64>(running + ahead) << 32 | done,
+                         __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
       if (ready || asked >= ARK_ASKED) return;
     }
   }

@@ -171,11 +171,14 @@ ARK_DEVICE void ark_codes_round(const CODES& codes, int four,
   }
 }
 
-// After its last products of a task, the wave ARK_ASKER prefetches the first lines of the weights
-// of the processor's next task: ARK_ASKED_LAST loads of a dword, one line per lane. Memory would
-// otherwise stand still until the next task begins. A task whose loads are all in flight at once
-// does not: its successors prefetch while they wait.
-constexpr int ARK_ASKER = ARK_WARPS - 2, ARK_ASKED_LAST = 4;
+// After its last products of a task, the wave ARK_ASKER prefetches lines of the weights of the
+// processor's next task, from the first one on that no wait has prefetched: ARK_ASKED_LAST loads of
+// a dword, one line per lane. Memory would otherwise stand still until the next task begins. A task
+// whose loads are all in flight at once needs more of them, since it multiplies for a larger part
+// of its time.
+constexpr int ARK_ASKER = ARK_WARPS - 2;
+template <bool ONE_ROUND>
+constexpr int ARK_ASKED_LAST = ONE_ROUND ? 8 : 4;
 
 // The packet of a residual that an epilogue adds to row n, loaded without waiting for its value.
 // Returns 0, which no packet is, for other epilogues.
@@ -225,7 +228,7 @@ ARK_DEVICE bool ark_linear_matrix_codes(ArkCtx& c, const ArkTask& t, const unsig
     for (int p = 0; p < PIECES; ++p) ring[a][p] = codes.load(a, p);
   }
   ArkLines next{nullptr, 0};
-  if (ROUNDS > 1 && warp == ARK_ASKER) next = ark_next_lines(c, bytes);
+  if (warp == ARK_ASKER) next = ark_next_lines(c, bytes);
   if (!ark_enter(c)) return false;
   ArkPartInput<K, EACH, PART, X> part{x, warp * PART};
   part.ask(c);
@@ -261,10 +264,12 @@ ARK_DEVICE bool ark_linear_matrix_codes(ArkCtx& c, const ArkTask& t, const unsig
     ark_codes_round<AHEAD, true>(codes, four, ring, input, sums);
   }
   ark_codes_round<AHEAD, false>(codes, four, ring, input, sums);
-  ark_u32 asked[ARK_ASKED_LAST] = {};
-  if (ROUNDS > 1 && warp == ARK_ASKER) {
+  constexpr int LAST = ARK_ASKED_LAST<ROUNDS == 1>;
+  ark_u32 asked[LAST] = {};
+  if (warp == ARK_ASKER) {
+    const int earlier = ark_asked_of_next(c);
 #pragma unroll
-    for (int i = 0; i < ARK_ASKED_LAST; ++i) asked[i] = next.load(i * ARK_LANES + lane);
+    for (int i = 0; i < LAST; ++i) asked[i] = next.load(earlier + i * ARK_LANES + lane);
   }
   if constexpr (P::norm) {
     own = ark_warp_sum(own);
@@ -304,6 +309,6 @@ ARK_DEVICE bool ark_linear_matrix_codes(ArkCtx& c, const ArkTask& t, const unsig
   ark_sums_finish(c, t, epilogue, red);
   // There are always rows. So nothing waits for the prefetches, but the compiler keeps them.
 #pragma unroll
-  for (int i = 0; rows < 0 && i < ARK_ASKED_LAST; ++i) asm volatile("" ::"v"(asked[i]));
+  for (int i = 0; rows < 0 && i < LAST; ++i) asm volatile("" ::"v"(asked[i]));
   return true;
 }
