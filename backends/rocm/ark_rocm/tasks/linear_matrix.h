@@ -151,6 +151,19 @@ ARK_DEVICE void ark_part_spread(const float (&v)[2 * PIECES], ark_u16* xs,
   }
 }
 
+// The factor by which a norm multiplies a row of K elements. squares: the waves' sums of the
+// elements' squares. 1 if there is no norm.
+template <int K, class P>
+ARK_DEVICE float ark_norm_factor(const P& prologue, const float* squares) {
+  if constexpr (P::norm) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < ARK_WARPS; ++w) sum += squares[w];
+    return ark_rsqrt(sum / K + prologue.eps);
+  }
+  return 1.0f;
+}
+
 ARK_DEVICE ark_mfma_sums ark_mfma_add(ark_u32x4 w, ark_u32x4 x, ark_mfma_sums sums) {
   struct Halves {
     ark_mfma_pack low, high;
@@ -294,13 +307,7 @@ ARK_DEVICE bool ark_linear_matrix(ArkCtx& c, const ArkTask& t, const ark_bf16* w
   }
   asm volatile("" ::"v"(bias));
   ark_sync();
-  float scale = 1.0f;
-  if constexpr (P::norm) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int w = 0; w < ARK_WARPS; ++w) squares += red[w];
-    scale = ark_rsqrt(squares / K + prologue.eps);
-  }
+  const float scale = ark_norm_factor<K>(prologue, red);
   ark_split_store<ARK_WARPS>(c, epilogue, sums, scale, first, rows, ahead);
   if constexpr (P::norm) ark_sync();
   ark_sums_finish(c, t, epilogue, red);

@@ -277,13 +277,7 @@ ARK_DEVICE bool ark_linear_matrix_codes(ArkCtx& c, const ArkTask& t, const unsig
   }
   asm volatile("" ::"v"(bias));
   ark_sync();
-  float scale = 1.0f;
-  if constexpr (P::norm) {
-    float squares = 0.0f;
-#pragma unroll
-    for (int w = 0; w < ARK_WARPS; ++w) squares += red[w];
-    scale = ark_rsqrt(squares / K + prologue.eps);
-  }
+  const float scale = ark_norm_factor<K>(prologue, red);
 #pragma unroll
   for (int o = 0; o < OWN; ++o) {
     const int row = (ark_tid() + o * ARK_THREADS) * WIDTH;
