@@ -277,14 +277,26 @@ def test_line_in_flight_arrives_no_sooner_for_another_wave(code: bytes, scalar: 
 
 
 @pytest.mark.parametrize(
-    ("stride", "cycles", "conflicts"), [(0, 2, 0), (1, 2, 0), (2, 4, 2), (8, 16, 14), (32, 64, 62)]
+    ("arch", "stride", "cycles", "conflicts"),
+    [
+        ("gfx942", 0, 2, 0),
+        ("gfx942", 1, 2, 0),
+        ("gfx942", 2, 4, 2),
+        ("gfx942", 8, 16, 14),
+        ("gfx942", 32, 64, 62),
+        ("gfx950", 0, 1, 0),
+        ("gfx950", 1, 1, 0),
+        ("gfx950", 2, 2, 1),
+        ("gfx950", 32, 32, 31),
+    ],
 )
-def test_bank_conflicts_are_counted(code: bytes, stride: int, cycles: int, conflicts: int) -> None:
-    """Cycles and conflicts of LDS accesses, computed by hand: 32 banks serve half a wave per cycle
-    if no two lanes access different words of one bank.
+def test_bank_conflicts_are_counted(arch: str, stride: int, cycles: int, conflicts: int) -> None:
+    """Cycles and conflicts of LDS accesses, computed by hand: 32 banks serve half a wave per cycle,
+    and gfx950's 64 banks a wave, if no two lanes access different words of one bank.
     """
+    code = compile_hip(HEAD + SOURCE, arch, ("-O3",))
     counted = []
-    with profile.counting("gfx942") as used, Buffers() as held:
+    with profile.counting(arch) as used, Buffers() as held:
         assert used is not None
         out = held.empty(256)
         for count in (4, 20):

@@ -20,7 +20,7 @@ constexpr TimingModel kModels[] = {
      .poll_step = 2, .flush = 500, .invalidate = 120, .barrier = 16, .taken_branch = 16,
      .l1_lines = 256, .l2_lines = 32768, .mall_lines = 2097152},
     {.name = "mi355x", .arch = Arch::gfx950, .ghz = 2.4, .units = 256, .dies = 8,
-     .matrix_flops = 1024, .lds_width = 128, .l1_width = 64, .l2_width = 2048,
+     .matrix_flops = 1024, .lds_width = 256, .l1_width = 64, .l2_width = 2048,
      .fabric_width = 1024, .mall_width = 8192, .memory_width = 8000 * 0.81 / 2.4,
      .lds_latency = 64, .scalar_latency = 60, .l1_latency = 125, .l2_latency = 280,
      .mall_latency = 570, .memory_latency = 910, .coherent_latency = 1046, .cross_die = 149,
