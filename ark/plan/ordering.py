@@ -21,6 +21,9 @@ from ark.plan.frontier import Frontier
 
 PACKETS, OTHERS = 0, 1  # PACKETS: dependency by reading packets. OTHERS: any other dependency
 NO_ENDS = np.zeros(0, np.int64)
+# Tasks that depend on the tasks of at least this many ops wait for all of them with one counter
+# (ark.plan.schedule).
+JOINT_SETS = 8
 # A dependency is encoded as one integer. Its bits are, from the highest: the kind of the
 # dependency, the op of the tasks that must run first (later ops have lower values), and the number
 # of the set of these tasks. After sorting, sets of equal kind and op are adjacent.
@@ -136,7 +139,23 @@ class Ordering:
                     joined[key] = self._union(self.sets[number].op, key)
                 number = joined[key]
             merged[head >> _KIND - _OP].append(number)
-        return Needs(tuple(merged[PACKETS]), tuple(merged[OTHERS]))
+        packets, others = merged
+        if len(others) >= JOINT_SETS:
+            others = [self._rounded(number) for number in others]
+        return Needs(tuple(packets), tuple(others))
+
+    def _rounded(self, number: int) -> int:
+        """The number of the set of all tasks of an op, if the set `number` has at least half of
+        them; else the same number. Tasks that need different tasks of many ops, such as those that
+        read the attention of a few heads of each sequence, then have the same dependences, and
+        share a counter.
+        """
+        needed = self.sets[number]
+        count = len(self.runs[needed.op].ends)
+        if not count <= 2 * len(needed.members) < 2 * count:
+            return number
+        tasks = np.arange(count, dtype=needed.members.dtype)
+        return self._set(needed.op, tasks, tasks.tobytes())
 
     def _set(self, op: int, tasks: np.ndarray, name: bytes) -> int:
         """The number of a set of tasks of an op; equal sets have equal numbers. tasks: the tasks'

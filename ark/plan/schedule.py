@@ -2,11 +2,13 @@
 by ark.lower.pipeline.
 
 Tasks are assigned to processors in program order. ark.plan.ordering determines the earlier tasks
-for which each task must wait. Tasks that wait for the same set of tasks share one counter.
+for which each task must wait. Tasks that wait for the same set of tasks share one counter. So do
+tasks that wait for the same sets of several ops, if this saves more waits than it adds signals.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +22,7 @@ from ark.plan.boxes import Templates
 from ark.plan.clocks import START_ROW
 from ark.plan.groups import Group
 from ark.plan.kind import OperandType, Signature
-from ark.plan.ordering import Decision, Needs, OpRun, Ordering
+from ark.plan.ordering import JOINT_SETS, Decision, Needs, OpRun, Ordering
 from ark.plan.types import ITERATION_BARRIER, PlanBuffer, PlanCounter, PlanOp, PlanTensor, Task
 
 Waits = tuple[tuple[int, int], ...]  # counters and thresholds
@@ -182,7 +184,7 @@ class _PhaseRun:
         self.groups: list[tuple[PlanOp, Group, Signature]] = []
         self.waits: list[Waits] = []  # by task
         self.signals: list[list[int]] = []
-        self.set_counters: dict[int, int] = {}
+        self.set_counters: dict[tuple[int, ...], int] = {}  # by the numbers of the sets
         self.met: set[tuple[int, int]] = set()  # (processor, peer): waits for the peer's end
 
     def add(self, op: PlanOp, group: Group) -> None:
@@ -200,7 +202,7 @@ class _PhaseRun:
         run = OpRun(first, processors, np.zeros(count, np.int64), [])
         self.order.begin(op.id, run)
         decisions: dict[tuple[int, Needs], Decision] = {}
-        counters: dict[Decision, Waits] = {}
+        decided: list[tuple[int, tuple[int, ...]]] = []  # tasks with waits, and the sets
         for i, processor in enumerate(processors.tolist()):
             clock, needed = self.now[processor], needs[i]
             if needed is not None:
@@ -209,22 +211,27 @@ class _PhaseRun:
                     decision = decisions[clock, needed] = self.order.decide(clock, needed, -1)
                 if processor in decision.special:
                     decision = self.order.decide(clock, needed, processor)
-                if decision not in counters:
-                    counters[decision] = self._counters(decision)
-                self.waits[first + i] = counters[decision]
+                decided.append((first + i, decision.waits))
                 clock = self.now[processor] = decision.clock
             self.lists[processor].append(first + i)
             run.ends[i] = len(self.lists[processor])
             run.clocks.append(clock)
+        waiting = Counter(sets for _, sets in decided)
+        counters = {sets: self._counters(sets, many) for sets, many in waiting.items()}
+        for task, sets in decided:
+            self.waits[task] = counters[sets]
         self._pair(group, first)
         self._hold_back(mine, run)
         self.order.frontier.add(mine)
 
-    def _counters(self, decision: Decision) -> Waits:
-        """The waits of a task, as (counter, threshold). decision: the sets of tasks for which it
-        must wait.
+    def _counters(self, sets: tuple[int, ...], tasks: int) -> Waits:
+        """The waits of a task, as (counter, threshold). sets: the numbers of the sets of tasks for
+        which it must wait. tasks: the number of tasks with the same waits.
         """
-        pairs = [(self._counter(n), len(self.order.sets[n].members)) for n in decision.waits]
+        many = sum(len(self.order.sets[n].members) for n in sets)
+        if len(sets) >= JOINT_SETS and tasks * (len(sets) - 1) >= many:
+            return ((self._counter(sets), many),)
+        pairs = [(self._counter((n,)), len(self.order.sets[n].members)) for n in sets]
         return tuple(sorted(pairs))
 
     def _follow(self, group: Group, needs: Sequence[Needs | None]) -> np.ndarray | None:
@@ -322,17 +329,17 @@ class _PhaseRun:
             regions.append(region(op.id, boxes, tensor, self.s.buffers[tensor.buffer], True))
         return regions
 
-    def _counter(self, number: int) -> int:
-        """The number of the counter that all tasks of a set signal when they end. The counter is
-        added if it does not exist. number: the number of the set.
+    def _counter(self, numbers: tuple[int, ...]) -> int:
+        """The number of the counter that all tasks of some sets signal when they end. The counter
+        is added if it does not exist. numbers: the numbers of the sets.
         """
-        counter = self.set_counters.get(number)
+        counter = self.set_counters.get(numbers)
         if counter is None:
-            needed = self.order.sets[number]
-            name = f"{self.number}.{needed.op}.{len(self.set_counters)}"
-            counter = self.s.counter(name, len(needed.members), self.s.rank, False)
-            self.set_counters[number] = counter
-            for member in needed.members.tolist():
+            members = np.concatenate([self.order.sets[n].members for n in numbers])
+            name = f"{self.number}.{self.order.sets[numbers[0]].op}.{len(self.set_counters)}"
+            counter = self.s.counter(name, len(members), self.s.rank, False)
+            self.set_counters[numbers] = counter
+            for member in members.tolist():
                 self.signals[member].append(counter)
         return counter
 
@@ -386,6 +393,6 @@ class _PhaseRun:
             )
         ]
         if tails:
-            wait = self._counter(self.order.add_set(number, np.array(tails))), len(tails)
+            wait = self._counter((self.order.add_set(number, np.array(tails)),)), len(tails)
             self.waits[-1] = tuple(sorted((*self.waits[-1], wait)))
         self.signals[-1] += [*self.s.barriers, *self.s.peer_counters[self.number]]
