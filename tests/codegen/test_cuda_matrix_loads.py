@@ -18,6 +18,7 @@ from ark.ir.dtype import bf16
 from ark.ir.graph import Graph
 from ark.lower.pipeline import plan
 from ark.machine import Machine
+from ark.plan.kind import signature
 from ark.plan.serialize import machine_of
 from ark.plan.types import Plan
 from ark.plan.verify import verify
@@ -28,6 +29,7 @@ from ark.runtime.tables import ALL, BESIDE, RIGHT, build
 pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend, machines
+from ark_cuda.tasks import products
 
 GPU = bool(backend.probe().devices)
 needs_gpu = pytest.mark.skipif(
@@ -140,6 +142,23 @@ def test_external_addresses_are_patched_in_task_records() -> None:
     places = map_cells(planned, tables, maps)
     assert len(places) == 2 * len(tables.tasks)
     assert set(words[places].tolist()) == {map_at(0, 0), map_at(0, 1)}
+
+
+def test_lines_of_a_stage_are_fetched_alone() -> None:
+    """The maps of a product of up to 64 rows, whose stages have several lines of each row, fetch
+    128 bytes at a time. Those of other products fetch 256.
+    """
+    for rows, lines, fetched in ((16, 4, 128), (64, 2, 128), (256, 2, 256)):
+        graph = Graph()
+        a, b, c = (
+            graph.tensor(shape, bf16, arena="state", name=name)
+            for name, shape in (("a", (rows, 2048)), ("b", (2048, 2048)), ("c", (rows, 2048)))
+        )
+        graph.add("matmul", [a, b], [c], {"transpose_a": False, "transpose_b": True}, "product")
+        planned = plan(graph, H100, {"variant": "matrix"})
+        signatures = [signature(planned, op) for op in planned.ops if op.kind == "matmul"]
+        maps = products.maps(signatures[0], machine_of(planned, 0))
+        assert [(m.box[2], m.fetched) for m in maps] == [(lines, fetched)] * 2
 
 
 @pytest.mark.parametrize(("unstaged", "spares"), [(16384, True), (0, False)])

@@ -249,13 +249,17 @@ def _map(operand: OperandType, index: int, rows: int, flat: bool) -> BoxMap:
 
 
 def _map_of_lines(sig: Signature, index: int, rows: int) -> BoxMap:
-    """The tensor map whose boxes are consecutive lines of k of a matrix with contiguous k."""
+    """The tensor map whose boxes are consecutive lines of k of a matrix with contiguous k. A box is
+    copied line by line, over all of its rows. If each operand is read from memory once, lines are
+    fetched alone: with its neighbour, each line would be fetched twice.
+    """
     operand, lines = sig.operands[index], _lines(sig)
     deep = STAGE_K_BYTES // operand.itemsize
     high, k = operand.shape[-2:]
     pitch = operand.strides[-2] * operand.itemsize
-    dims_of = (deep, high, k // deep)
-    return BoxMap(index, operand.dtype, dims_of, (pitch, STAGE_K_BYTES), (deep, rows, lines))
+    dims_of, strides, box = (deep, high, k // deep), (pitch, STAGE_K_BYTES), (deep, rows, lines)
+    fetched = STAGE_K_BYTES if dims(sig)[0] <= HEIGHTS[0] else 2 * STAGE_K_BYTES
+    return BoxMap(index, operand.dtype, dims_of, strides, box, fetched=fetched)
 
 
 def _product(sig: Signature) -> str:
