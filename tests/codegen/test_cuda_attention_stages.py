@@ -25,19 +25,25 @@ OWN = GROUP * (WIDTH + 2)  # a warp's part: sums, maximum and denominator of eac
 
 CALLS = r"""
 using Shared = ArkStagedAttention<4, 64, ARK_WARPS>;
-template <int SHARERS>
+template <int SHARERS, bool UNITS>
 static int lane_of(Shared& s, int begin, int end, int newest) {
   ArkCtx c;
   const ArkTask t{0u};
   uint4 a[2][2];
   ark_query_tiles<4, 64, Half>(s.query, a);
-  ArkStagedSoftmax<4> r = {};
+  typename ArkStagedFor<4, 64, UNITS>::Sums r = {};
   r.top = -1e30f;
   const int parts = ark_staged_share<SHARERS, 4, 64, 64, Half>(c, t, s, begin, end, newest, a, r);
   if (number < parts) ark_stage_part<4, 64>(r, s.own[number]);
   return parts;
 }
-extern "C" int run(int sharers, int begin, int end, int newest, const float* query,
+template <bool UNITS>
+static int any_lane_of(Shared& s, int sharers, int begin, int end, int newest) {
+  return sharers == 1 ? lane_of<1, UNITS>(s, begin, end, newest)
+                      : lane_of<4, UNITS>(s, begin, end, newest);
+}
+// units: true if matrix units add up the values.
+extern "C" int run(bool units, int sharers, int begin, int end, int newest, const float* query,
                    const float* current, char* stages, ark_u32* left, float* own) {
   static Shared s;
   int parts = 0;
@@ -49,8 +55,8 @@ extern "C" int run(int sharers, int begin, int end, int newest, const float* que
     for (int i = 0; i < 32; ++i) {
       lanes.emplace_back([&, i] {
         lane = i, number = w;
-        const int made = sharers == 1 ? lane_of<1>(s, begin, end, newest)
-                                      : lane_of<4>(s, begin, end, newest);
+        const int made = units ? any_lane_of<true>(s, sharers, begin, end, newest)
+                               : any_lane_of<false>(s, sharers, begin, end, newest);
         if (i == 0) parts = made;
       });
     }
@@ -112,21 +118,23 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     calls = CALLS + TASK.replace("OWN", str(OWN))
     growth = resources.files("ark_cuda").joinpath("growth.h").read_text()
     task = text[text.index(shared) + len(shared) :]
-    grown = cut(growth, "struct ArkGrown", "ark_u32 ark_grown_stages(")
+    grown = growth[growth.index("struct ArkGrown") :]
     source.write_text(host + steps() + shared + calls + grown + task + CALL_TASK)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", library], check=True)
     return ctypes.CDLL(str(library))
 
 
+@pytest.mark.parametrize("units", [True, False])
 @pytest.mark.parametrize("sharers", [1, 4])
 @pytest.mark.parametrize(("positions", "newest"), [(250, 249), (192, 500), (65, 64)])
 def test_stages_taken_alone_and_shared_give_numpys_attention(
-    device: ctypes.CDLL, sharers: int, positions: int, newest: int
+    device: ctypes.CDLL, units: bool, sharers: int, positions: int, newest: int
 ) -> None:
-    """Attention of one task over its stages equals NumPy's. sharers: the warps that share a stage.
-    positions: the number of positions in the task's part. newest: the position of this iteration,
-    whose key and value are in no stage.
+    """Attention of one task over its stages equals NumPy's. units: True if matrix units add up the
+    values, as for heads of 64. sharers: the warps that share a stage. positions: the number of
+    positions in the task's part. newest: the position of this iteration, whose key and value are in
+    no stage.
     """
     rng = np.random.default_rng(positions)
     query = rng.standard_normal((GROUP, WIDTH)).astype(np.float32) / 4
@@ -145,7 +153,7 @@ def test_stages_taken_alone_and_shared_give_numpys_attention(
     left, own = np.zeros(count, np.uint32), np.zeros((WARPS, OWN), np.float32)
     arrays = (query, current, ring, left, own)
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
-    parts = device.run(sharers, 0, positions, newest, *pointers)
+    parts = device.run(units, sharers, 0, positions, newest, *pointers)
     assert parts == min(WARPS, -(-positions * sharers // STEP))
     assert (left == WARPS).all()  # each slot is given back exactly once for every warp
     part = own[:parts].reshape(parts, GROUP, WIDTH + 2).astype(np.float64)

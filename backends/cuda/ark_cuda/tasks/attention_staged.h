@@ -1,7 +1,7 @@
 // Steps of attention of one row whose keys and values are in stages in shared memory
 // (attention_stream.h, attention_boxed.h). Scores are products on matrix units: queries are split
-// into two parts of the keys' type, which together keep almost all of fp32's precision. Values are
-// added up in fp32.
+// into two parts of the keys' type, which together keep almost all of fp32's precision. So are the
+// exponentials of scores, whose products with values are added up in fp32.
 
 // Rounds two values to the type T (`high`), and returns their rounding errors in the same type
 // (`low`).
@@ -87,8 +87,138 @@ ARK_DEVICE void ark_stage_scores(const T* keys, const uint4 (&a)[D / 32][2], int
 }
 
 // A warp's running softmax. top, den: the maximum and the denominator of head l / 4 in lane l; the
-// denominator is only over the lane's own positions. o: eight elements of every head's sum, over
-// the positions that the lane has read.
+// denominator is only over the lane's own positions. o: sums of values of this head, which is
+// divided into PARTS parts of 64 elements. For i = 0 and 1, the sum of element VEC * (2 (l % 4) +
+// i) + j of part p is o[p][j][i] + o[p][j][2 + i].
+template <int D>
+struct ArkStagedSums {
+  static constexpr int PARTS = D > 64 ? D / 64 : 1, VEC = D / PARTS / 8;
+  float top, den;
+  float o[PARTS][VEC][4];
+};
+
+// Raises the maximum of a running softmax to `m`, which is at least r.top.
+template <int D>
+ARK_DEVICE void ark_staged_raise(float m, ArkStagedSums<D>& r) {
+  const float keep = ark_exp2(r.top - m);
+  r.top = m;
+  r.den *= keep;
+  if (!__any_sync(0xffffffffu, keep != 1.0f)) return;
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) {
+    r.o[i / 4 / ArkStagedSums<D>::VEC][i / 4 % ArkStagedSums<D>::VEC][i % 4] *= keep;
+  }
+}
+
+// N words of a row of values.
+template <int N>
+struct alignas(4 * N) ArkStagedWords {
+  ark_u32 v[N];
+};
+template <int N, bool SWAPPED, typename T>
+ARK_DEVICE ArkStagedWords<N> ark_staged_words(const T* row) {
+  if constexpr (!SWAPPED || N < 4) {
+    return *reinterpret_cast<const ArkStagedWords<N>*>(row);
+  } else {
+    const bool odd = (ark_lane() & 1) != 0;
+    const ArkStagedWords<2>* half = reinterpret_cast<const ArkStagedWords<2>*>(row);
+    const ArkStagedWords<2> first = half[odd ? 1 : 0], second = half[odd ? 0 : 1];
+    return {{odd ? second.v[0] : first.v[0], odd ? second.v[1] : first.v[1],
+             odd ? first.v[0] : second.v[0], odd ? first.v[1] : second.v[1]}};
+  }
+}
+// Adds the values of two tiles, whose exponentials are the tile `a` of matrix units, to the sums.
+// rows: the lane's two rows of values in each of the tiles. ONE_BANK: true if all rows begin at the
+// same bank of shared memory. Then odd and even lanes load halves in opposite order, so that only
+// two lanes share a bank and not four.
+template <int D, bool ONE_BANK, typename T>
+ARK_DEVICE void ark_staged_values(const T* const (&rows)[4], const uint4& a, ArkStagedSums<D>& r) {
+  constexpr int VEC = ArkStagedSums<D>::VEC;
+#pragma unroll
+  for (int part = 0; part < ArkStagedSums<D>::PARTS; ++part) {
+    ArkStagedWords<VEC / 2> v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      v[i] = ark_staged_words<VEC / 2, ONE_BANK>(rows[i] + 64 * part);
+    }
+#pragma unroll
+    for (int w = 0; w < VEC / 2; ++w) {
+      ark_mma(r.o[part][2 * w], a, __byte_perm(v[0].v[w], v[1].v[w], 0x5410u),
+              __byte_perm(v[2].v[w], v[3].v[w], 0x5410u), rows[0]);
+      ark_mma(r.o[part][2 * w + 1], a, __byte_perm(v[0].v[w], v[1].v[w], 0x7632u),
+              __byte_perm(v[2].v[w], v[3].v[w], 0x7632u), rows[0]);
+    }
+  }
+}
+
+// Adds N positions (at least 1, at most ROWS) to the running softmax, two tiles of eight positions
+// at a time. Element i of a tile is position i.
+template <int G, int D, int ROWS, typename T>
+ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a)[D / 32][2], int n,
+                                 float*, ArkStagedSums<D>& r) {
+  constexpr int TILES = ROWS / 8;
+  float s[ROWS / 4];
+  ark_stage_scores<D, ROWS>(keys, a, n, s);
+  float m = r.top;
+#pragma unroll
+  for (int i = 0; i < ROWS / 4; ++i) m = fmaxf(m, s[i]);
+  m = fmaxf(m, ark_shfl_xor(m, 1));
+  m = fmaxf(m, ark_shfl_xor(m, 2));
+  ark_staged_raise<D>(m, r);
+  const T* const column = values + ark_lane() / 4 * ArkStagedSums<D>::VEC;
+#pragma unroll
+  for (int t = 0; t < TILES; t += 2) {
+    if (8 * t >= n) break;
+    uint4 power = {};
+    const T* rows[4];
+    float score[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * (t + i / 2) + ark_lane() % 4 * 2 + i % 2;
+      if (t + i / 2 < TILES) score[i] = ark_exp2(s[2 * (t + i / 2) + i % 2] - m);
+      r.den += score[i];
+      // An absent position's exponential is 0, but its values may be anything, also NaN. So those
+      // of the first position are read instead.
+      rows[i] = column + (at < n ? at * D : 0);
+    }
+    ark_split_pair(keys, score[0], score[1], power.x, power.y);
+    ark_split_pair(keys, score[2], score[3], power.z, power.w);
+    ark_staged_values<D, (D >= 64)>(rows, power, r);
+  }
+}
+
+// Stores a warp's partial result for each of G heads to `part`: PITCH floats, which are the head's
+// sums, then the maximum and the denominator. With ADDED, the result that another warp has stored
+// there is added.
+template <int G, int D, int PITCH, bool ADDED>
+ARK_DEVICE void ark_staged_part(ArkStagedSums<D>& r, float* part) {
+  constexpr float LN2 = 0.693147181f;
+  constexpr int VEC = ArkStagedSums<D>::VEC;
+  const int head = ark_lane() / 4;
+  r.den += ark_shfl_xor(r.den, 1);
+  r.den += ark_shfl_xor(r.den, 2);
+  float top = r.top * LN2, keep = 1.0f, share = 0.0f;
+  float* to = part + head * PITCH;
+  if (ADDED && head < G) {
+    const float own = top, other = to[D];
+    top = fmaxf(own, other);
+    keep = ark_exp(own - top), share = ark_exp(other - top);
+    r.den = fmaf(r.den, keep, to[D + 1] * share);
+  }
+  __syncwarp();  // all lanes of a head have read its maximum and denominator
+  if (head >= G) return;
+#pragma unroll
+  for (int i = 0; i < D / 4; ++i) {
+    const int p = i / (2 * VEC), half = i / VEC % 2, j = i % VEC;
+    float& at = to[64 * p + VEC * (2 * (ark_lane() % 4) + half) + j];
+    const float sum = r.o[p][j][half] + r.o[p][j][2 + half];
+    at = ADDED ? fmaf(at, share, sum * keep) : sum;
+  }
+  if (ark_lane() % 4 == 0) to[D] = top, to[D + 1] = r.den;
+}
+
+// A warp's running softmax where heads are so wide that the registers do not suffice for
+// ArkStagedSums. o: eight elements of every head's sum, over the positions that the lane has read.
 template <int G>
 struct ArkStagedSoftmax {
   float top;
@@ -165,6 +295,10 @@ ARK_DEVICE int ark_fold_groups(float* v) {
 
 // Stores a warp's partial result to its own shared memory: each head's sum, then maximum and
 // denominator.
+template <int G, int D>
+ARK_DEVICE void ark_stage_part(ArkStagedSums<D>& r, float* part) {
+  ark_staged_part<G, D, D + 2, false>(r, part);
+}
 template <int G, int D>
 ARK_DEVICE void ark_stage_part(ArkStagedSoftmax<G>& r, float* part) {
   constexpr int LANES = D / 8;

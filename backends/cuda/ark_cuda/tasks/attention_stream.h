@@ -4,8 +4,8 @@
 // describes the task and its accesses, attention_staged.h the steps.
 
 // Shared memory of a task. own: for each of the WARPS warps that compute, first the exponentials (2
-// to score - maximum) of its positions, later its partial result (sum, maximum and denominator of
-// each query head).
+// to score - maximum) of its positions if the sums are ArkStagedSoftmax, later its partial result
+// (sum, maximum and denominator of each query head).
 template <int G, int D, int WARPS>
 struct ArkStagedAttention {
   float query[G * D];
@@ -13,12 +13,21 @@ struct ArkStagedAttention {
   float own[WARPS][(G * (D + 2) + 3) / 4 * 4];
 };
 
+// The type of a warp's sums. UNITS: true if matrix units add up the values.
+template <int G, int D, bool UNITS>
+struct ArkStagedFor {
+  typedef ArkStagedSums<D> Sums;
+};
+template <int G, int D>
+struct ArkStagedFor<G, D, false> {
+  typedef ArkStagedSoftmax<G> Sums;
+};
+
 // Processes this warp's share of the positions from `begin` to `end`, in stages that SHARERS warps
 // share. Returns the number of warps that had positions.
-template <int SHARERS, int G, int D, int STEP, typename T, int WARPS>
+template <int SHARERS, int G, int D, int STEP, typename T, int WARPS, class R>
 ARK_DEVICE int ark_staged_share(ArkCtx& c, const ArkTask& t, ArkStagedAttention<G, D, WARPS>& s,
-                                int begin, int end, int newest, const uint4 (&a)[D / 32][2],
-                                ArkStagedSoftmax<G>& r) {
+                                int begin, int end, int newest, const uint4 (&a)[D / 32][2], R& r) {
   constexpr int ROWS = STEP / SHARERS;
   const int units = (end - begin + ROWS - 1) / ROWS;
   for (int unit = ark_warp(); ark_warp() < WARPS && unit < units; unit += WARPS) {
@@ -70,7 +79,7 @@ ARK_DEVICE bool ark_attention_staged(ArkCtx& c, const ArkTask& t, float scale, Q
   const int stages = (end - begin + STEP - 1) / STEP;
   uint4 a[D / 32][2];
   ark_query_tiles<G, D, T>(s.query, a);
-  ArkStagedSoftmax<G> r = {};
+  typename ArkStagedFor<G, D, (D <= 64)>::Sums r = {};
   r.top = -1e30f;
   float* own = s.own[ark_warp() < WARPS ? ark_warp() : 0];
   // It takes less time if each warp has whole stages than if several warps share stages in several
