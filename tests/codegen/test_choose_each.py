@@ -57,6 +57,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         HOST,
         cut(sampling, "bool ark_better(", "bool ark_above("),
         cut(sequences, "bool ark_ended(", "struct ArkCandidates"),
+        cut(sequences, "bool ark_append_token(", "bool ark_choose_by_warp("),
         cut(sequences, "bool ark_choose_by_lane(", "void ark_choose_each("),
         CALLS,
     ]

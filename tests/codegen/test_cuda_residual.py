@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from ark_cuda.tasks import inline
 
 from tests.cases.cuda_boxes import WARP
 from tests.cases.cuda_slab import SLAB, TYPES
+from tests.declarations import cut
 
 ROWS, COLUMNS = 13, 117  # of a warp's 16 and a tile's 128
 
@@ -58,7 +60,9 @@ extern "C" void run(const float* sums, float* rest, int rows, int columns) {
 
 def test_each_sum_meets_its_element_of_the_residual(tmp_path: Path) -> None:
     source, library = tmp_path / "residual.cpp", tmp_path / "residual.so"
-    source.write_text(WARP.read_text() + TYPES + SLAB + inline.header("residual.h") + RUN)
+    store = resources.files("ark_cuda").joinpath("matrix_store.h").read_text()
+    slab = cut(store, "char* ark_slab_piece(", "void ark_matrix_each(")
+    source.write_text(WARP.read_text() + TYPES + SLAB + slab + inline.header("residual.h") + RUN)
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-unknown-pragmas"]
     subprocess.run([*command, source, "-o", library], check=True)
     rng = np.random.default_rng(0)
