@@ -32,6 +32,7 @@ HOST = r"""
 #define ARK_DEVICE static inline
 #define ARK_DEVICE_MEMBER inline
 typedef uint32_t ark_u32;
+typedef uint64_t ark_u64;
 typedef int32_t ark_i32;
 typedef int64_t ark_i64;
 constexpr int ARK_WARPS = 4, ARK_LANES = 32, ARK_THREADS = 128;
@@ -120,13 +121,7 @@ static void ark_mma(float (&d)[4], ark_u32 a0, ark_u32 a1, ark_u32 a2, ark_u32 a
     }
   }
 }
-template <int SIZE>
-static void ark_copy_some(unsigned char* to, const unsigned char* from) {
-  std::memcpy(to, from, SIZE);
-}
-static void ark_copies_group() {}
-template <int GROUPS>
-static void ark_copies_left() {}
+static bool __any_sync(unsigned, bool v) { return v; }
 struct ArkCtx { char* scratch; };
 struct ArkTask { int coord[4]; };
 #define ARK_SCRATCH(c) (c).scratch
@@ -182,6 +177,12 @@ CASES = {
     ),
     "int8-one-scale": Case(
         row_type(int8, 144, 144, bf16, False, bf16), 48, 144, 2, 0, 33, 1, 2, 48, True
+    ),
+    "mxfp4-even": Case(
+        row_type(fp4, 448, 32, bf16, False, bf16), 64, 448, 2, 0, 40, 2, 1, 48, False
+    ),
+    "mxfp4-units": Case(
+        row_type(fp4, 320, 32, bf16, False, bf16), 48, 320, 4, 7, 30, 1, 2, 32, True
     ),
     "fp4-scales-after": Case(
         row_type(fp4, 512, 128, bf16, False, bf16), 48, 512, 2, 0, 33, 1, 1, 48, False
@@ -249,7 +250,6 @@ def library(case: Case, folder: Path, rows_alone: bool = False) -> ctypes.CDLL:
     pairs = inline.header("code_pairs.h")
     kept = pairs[pairs.index("// Converts unsigned or signed 4-bit codes to bf16.") :]
     body = inline.header("experts_units.h")
-    body = body[body.index("// Converts codes with a scale") :]
     body = inline.header("experts_ahead.h") + body
     source.write_text(HOST + rows + kept + finish + body + call(case, rows_alone))
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]

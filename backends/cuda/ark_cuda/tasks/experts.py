@@ -27,9 +27,6 @@ PIECE_BYTES = 16
 LANE_PIECES = 4  # lanes that load neighbouring pieces of one row; a unit is their columns
 MAX_UNITS = 3  # the most units that a warp multiplies in a step; registers hold them
 TILE_ROWS = 16  # rows of weights that matrix units multiply at once
-# Steps whose weights a warp holds, with one unit and with more: ARK_UNITS_HELD of the header.
-STEPS_HELD = (3, 2)
-MIN_COPY_BYTES = 4  # bytes of the smallest copy to shared memory
 VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
 # The most pieces of weights (16 bytes, 4 registers) that a lane of Ahead holds for a step along k.
@@ -72,19 +69,8 @@ def _bytes(sig: Signature, machine: Machine, cut: _Cut) -> int:
     weights, total = constants(sig)
     inputs = cut.units * LANE_PIECES * _codes(sig)
     rows = _slots(sig) * cut.chunk
-    held = STEPS_HELD[cut.units > 1] * cut.units * TILE_ROWS * _scale_bytes(sig)
     floats = machine.warps * (inputs + weights * rows) + (rows if total else 0)
-    return 4 * (floats + MAX_SLOTS) + machine.warps * held
-
-
-def _scale_bytes(sig: Signature) -> int:
-    """Bytes of the scales of a unit of a row if they are copied to shared memory; otherwise 0."""
-    weight, codes = by_name(sig.operands[1].dtype), _codes(sig)
-    if not isinstance(weight, RowType) or weight.group in (weight.columns, 0):
-        return 0
-    size = LANE_PIECES * codes // weight.group * weight.scales.itemsize
-    ahead = weight.group % (LANE_PIECES * codes) != 0 and size >= MIN_COPY_BYTES
-    return size if ahead and weight.scales_at % size == 0 else 0
+    return 4 * (floats + MAX_SLOTS)
 
 
 def _cut(sig: Signature, machine: Machine) -> _Cut:

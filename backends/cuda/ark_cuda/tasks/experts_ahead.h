@@ -139,7 +139,8 @@ ARK_DEVICE void ark_expert_ahead(ArkCtx& c, const ArkTask& t, X x, const unsigne
       if (lane == 0 && i < end) finish.store(row, slot, i, finish.term(all, step.with[o]));
     }
   };
-  Step now, next;
+  // Without values from the start, ptxas would keep registers for them in the whole kernel.
+  Step now = {}, next = {};
   load(now, 0);
   for (int s = 0; s < steps; ++s) {
     if (s + 1 < steps) load(next, s + 1);

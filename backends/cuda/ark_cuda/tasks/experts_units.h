@@ -6,23 +6,6 @@
 // keeps the weights of its next rows in registers while it multiplies the current ones, so that
 // memory is busy all the time. experts.py describes operands and tasks.
 
-// // Copies SIZE bytes (4, 8 or 16) to shared memory while the warp goes on. ark_copies_group ends
-// a group of copies; ark_copies_left waits until at most GROUPS of this lane's groups are under
-// way.
-template <int SIZE>
-ARK_DEVICE void ark_copy_some(unsigned char* to, const unsigned char* from) {
-  const ark_u32 shared = static_cast<ark_u32>(__cvta_generic_to_shared(to));
-  if constexpr (SIZE > 0) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(from), "n"(SIZE)
-                 : "memory");
-  }
-}
-ARK_DEVICE void ark_copies_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int GROUPS>
-ARK_DEVICE void ark_copies_left() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
-}
-
 // Converts codes with a scale to pairs of values of type V. The values are smaller than code times
 // scale by the factor BACK, so that every scale of MXFP4 up to 2^64 is in the range of V.
 template <typename V, class C>
@@ -55,20 +38,19 @@ struct ArkScaledCodes<ark_bf16, ark_fp4> {
 
 // Reads rows in pieces of 16 bytes, of CODES weights each. V: the type of the values. AFTER: true
 // if four neighbouring pieces have one scale, so that their sums are scaled. scale(row, piece): the
-// bits of a piece's scale; number(scale): its value. SCALES: the bytes of four neighbouring pieces'
-// scales if these are copied to shared memory ahead of the task's steps, otherwise 0; scales(row,
-// unit): where they are; copied(all, piece): one of them. pair(piece, j, factor): values 2 j and 2
-// j + 1 of a piece; factor(scale): what this function needs of the scale.
+// bits of a piece's scale; number(scale): its value. pair(piece, j, factor): values 2 j and 2 j + 1
+// of a piece; factor(scale): what this function needs of the scale. SHARED: true if each piece has
+// a scale of 16 bits, so that the four lanes of a row load the scales of both of their rows as one
+// word each; scales(row, piece): the word with those of an even piece and of the next one.
 template <class ROW, typename V>
 struct ArkUnitsRow;
 template <typename V, int K>
 struct ArkUnitsRow<ArkFloatRow<V, K>, V> {
-  static constexpr int COLUMNS = K, CODES = 8, SCALES = 0;
-  static constexpr bool AFTER = false;
+  static constexpr int COLUMNS = K, CODES = 8;
+  static constexpr bool AFTER = false, SHARED = false;
   static constexpr float BACK = 1.0f;
   ARK_DEVICE ark_u32 scale(const unsigned char*, int) { return 0u; }
-  ARK_DEVICE ark_u32 copied(const unsigned char*, int) { return 0u; }
-  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int) { return row; }
+  ARK_DEVICE ark_u32 scales(const unsigned char*, int) { return 0u; }
   ARK_DEVICE float number(ark_u32) { return 1.0f; }
   ARK_DEVICE ark_u32 factor(ark_u32) { return 0u; }
   ARK_DEVICE ark_u32 pair(const ark_u32 (&piece)[4], int j, ark_u32) { return piece[j]; }
@@ -82,21 +64,16 @@ struct ArkUnitsRow<ArkRow<C, K, GROUP, S, false>, V> {
   static constexpr int PAIRS = 16 / ARK_CODE_BITS<C>;  // of a word
   static constexpr bool AFTER = GROUP == K || GROUP % (4 * CODES) == 0;
   static constexpr float BACK = AFTER ? 1.0f : Codes::BACK;
-  static constexpr int ALL = 4 * CODES / GROUP * static_cast<int>(sizeof(S));
-  static constexpr int SCALES = AFTER || ALL < 4 || Row::SCALES_AT % ALL != 0 ? 0 : ALL;
+  static constexpr bool SHARED = GROUP == CODES && sizeof(S) == 2 && K / CODES % 2 == 0 &&
+                                 Row::SCALES_AT % 4 == 0 && sizeof(Row) % 4 == 0;
   static_assert(K % CODES == 0 && GROUP % CODES == 0, "a piece has one scale");
+  ARK_DEVICE ark_u32 scales(const unsigned char* row, int piece) {
+    return __ldcs(reinterpret_cast<const ark_u32*>(row + Row::SCALES_AT + piece * 2));
+  }
   ARK_DEVICE ark_u32 scale(const unsigned char* row, int piece) {
     const S* from = reinterpret_cast<const S*>(row + Row::SCALES_AT) + piece * CODES / GROUP;
     if constexpr (sizeof(S) == 2) return __ldcs(reinterpret_cast<const unsigned short*>(from));
     if constexpr (sizeof(S) == 4) return __ldcs(reinterpret_cast<const ark_u32*>(from));
-  }
-  ARK_DEVICE const unsigned char* scales(const unsigned char* row, int unit) {
-    return row + Row::SCALES_AT + unit * SCALES;
-  }
-  ARK_DEVICE ark_u32 copied(const unsigned char* all, int piece) {
-    const unsigned char* from = all + piece * CODES / GROUP * static_cast<int>(sizeof(S));
-    if constexpr (sizeof(S) == 2) return *reinterpret_cast<const unsigned short*>(from);
-    if constexpr (sizeof(S) == 4) return *reinterpret_cast<const ark_u32*>(from);
   }
   ARK_DEVICE float number(ark_u32 scale) {
     const unsigned short half = static_cast<unsigned short>(scale);
@@ -117,9 +94,9 @@ struct ArkUnitsRow<ArkRow<C, K, GROUP, S, false>, V> {
 
 // The weights of one step of a warp, UNITS pieces per lane of each of two rows (`lane` / 4, and the
 // eighth row after it), and their scales.
-template <int UNITS>
+template <int UNITS, bool SHARED>
 struct ArkUnitsStep {
-  ark_u32 piece[UNITS][2][4], scale[UNITS][2];
+  ark_u32 piece[UNITS][2][4], scale[UNITS][SHARED ? 1 : 2];
 };
 
 // True if numbers of type V need a common factor because their range is small.
@@ -128,21 +105,67 @@ constexpr bool ARK_NEEDS_FACTOR = true;
 template <>
 inline constexpr bool ARK_NEEDS_FACTOR<ark_bf16> = false;
 
-// The input's SPAN elements of a warp's part of the columns. `load` loads this lane's pairs, and
-// `store` stores them to shared memory as two 16-bit numbers each: all first numbers, then all
-// second ones. fp16 numbers are scaled by a power of two; `store` returns its inverse.
-template <int SPAN, int K, typename V>
+// N pairs of a lane's elements of the input, which are loaded while the warp goes on. Packets that
+// come later than the load are late.
+template <int N, typename P>
+struct ArkUnitsAsked {
+  float seen[2 * N] = {};
+  template <typename There, typename At>
+  ARK_DEVICE_MEMBER void load(ArkCtx& c, const There& there, const At& at, bool system) {
+    ark_load_pairs<N>(c, at(0), there, at, seen, system);
+  }
+  ARK_DEVICE_MEMBER float value(int i) const { return seen[i]; }
+  ARK_DEVICE_MEMBER bool late(const ArkCtx&, int) const { return false; }
+};
+template <int N>
+struct ArkUnitsAsked<N, ark_u64> {
+  ark_u64 seen[2 * N] = {};
+  template <typename There, typename At>
+  ARK_DEVICE_MEMBER void load(ArkCtx&, const There& there, const At& at, bool system) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      seen[2 * n] = seen[2 * n + 1] = 0u;
+      if (there(n)) ark_packets_load(at(n), seen[2 * n], seen[2 * n + 1], system);
+    }
+  }
+  ARK_DEVICE_MEMBER float value(int i) const {
+    return ark_bits_float(static_cast<ark_u32>(seen[i]));
+  }
+  ARK_DEVICE_MEMBER bool late(const ArkCtx& c, int i) const {
+    return !ark_packet_ready(c, seen[i]);
+  }
+};
+
+// The input's SPAN elements of a warp's part of the columns, of which each lane has some pairs.
+// `load` begins to load them, `settle` waits for them, and `store` stores them to shared memory as
+// two 16-bit numbers each: all first numbers, then all second ones. fp16 numbers are scaled by a
+// power of two; `store` returns its inverse.
+template <int SPAN, int K, typename V, typename P>
 struct ArkUnitsInput {
   static constexpr int PAIRS = (SPAN + 63) / 64;
-  float v[2 * PAIRS];
-  template <class P>
+  ArkUnitsAsked<PAIRS, P> asked;
+  float v[2 * PAIRS] = {};
+  bool late = false;
+  ARK_DEVICE int place(int n) { return 2 * (n * ARK_LANES + ark_lane()); }
+  ARK_DEVICE bool there(int n, int column) { return place(n) < SPAN && column + place(n) < K; }
   ARK_DEVICE_MEMBER void load(ArkCtx& c, const P* from, int column, bool system) {
-    const auto place = [&](int n) { return 2 * (n * ARK_LANES + ark_lane()); };
-    const auto there = [&](int n) { return place(n) < SPAN && column + place(n) < K; };
-    const auto at = [&](int n) { return from + column + place(n); };
-    ark_load_pairs<PAIRS>(c, from, there, at, v, system);
+    const auto has = [&](int n) { return there(n, column); };
+    asked.load(c, has, [&](int n) { return from + column + place(n); }, system);
   }
-  ARK_DEVICE_MEMBER float store(ark_u32* to) const {
+  ARK_DEVICE_MEMBER void settle(const ArkCtx& c, int column) {
+    late = false;
+#pragma unroll
+    for (int i = 0; i < 2 * PAIRS; ++i) {
+      v[i] = asked.value(i);
+      late = late || (there(i / 2, column) && asked.late(c, i));
+    }
+  }
+  ARK_DEVICE_MEMBER float store(ArkCtx& c, const P* from, int column, bool system, ark_u32* to) {
+    if (__any_sync(0xffffffffu, late)) {
+      const auto has = [&](int n) { return there(n, column); };
+      const auto at = [&](int n) { return from + column + place(n); };
+      ark_load_pairs<PAIRS>(c, from, has, at, v, system);
+    }
     float by = 1.0f, back = 1.0f;
     if constexpr (ARK_NEEDS_FACTOR<V>) {
       float most = 0.0f;
@@ -152,21 +175,25 @@ struct ArkUnitsInput {
     }
 #pragma unroll
     for (int n = 0; n < PAIRS; ++n) {
-      const int place = n * ARK_LANES + ark_lane();
+      const int word = n * ARK_LANES + ark_lane();
       const float a = v[2 * n] * by, b = v[2 * n + 1] * by;
       const ark_u32 high = ark_pack_pair(static_cast<V*>(nullptr), a, b);
       const float2 known = ark_pair(static_cast<const V*>(nullptr), high);
-      if (place >= SPAN / 2) continue;
-      to[place] = high;
-      to[SPAN / 2 + place] = ark_pack_pair(static_cast<V*>(nullptr), a - known.x, b - known.y);
+      if (word >= SPAN / 2) continue;
+      to[word] = high;
+      to[SPAN / 2 + word] = ark_pack_pair(static_cast<V*>(nullptr), a - known.x, b - known.y);
     }
     return back;
   }
 };
+template <int SPAN, int K, typename V, typename P>
+ARK_DEVICE ArkUnitsInput<SPAN, K, V, P> ark_units_input(const P*) {
+  return {};
+}
 
-// // The steps whose weights a warp holds.
+// The steps of a batch, whose weights a warp loads together.
 template <int UNITS>
-constexpr int ARK_UNITS_HELD = UNITS > 1 ? 2 : 3;
+constexpr int ARK_UNITS_BATCH = UNITS > 1 ? 2 : 3;
 
 // Like ark_expert_products of experts.h. An item is SPAN (UNITS times four pieces) columns of the
 // weights of one slot. The warps take items in turn, and a step of a warp is 16 rows of its item.
@@ -178,9 +205,10 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
                                  const unsigned char* second, E experts, const F& finish) {
   typedef ArkUnitsRow<ROW, V> Reader;
   constexpr int K = Reader::COLUMNS, CODES = Reader::CODES, SPAN = UNITS * 4 * CODES;
-  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, ROWS = CHUNK * WEIGHTS, HELD = ARK_UNITS_HELD<UNITS>;
+  constexpr int ADDED = TOTAL > 0 ? TOTAL : 1, ROWS = CHUNK * WEIGHTS;
+  constexpr int BATCH = ARK_UNITS_BATCH<UNITS>;
   constexpr int PARTS = (K + SPAN - 1) / SPAN, ITEMS = ADDED * PARTS;
-  typedef ArkUnitsStep<UNITS> Step;
+  typedef ArkUnitsStep<UNITS, Reader::SHARED> Step;
   static_assert(static_cast<ark_i64>(N) * sizeof(ROW) < 1ll << 31, "offsets have 32 bits");
   const V* type = nullptr;
   const int row = t.coord[0], begin = t.coord[2], end = t.coord[3];
@@ -202,29 +230,16 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
     }
     chosen[lane] = expert;
   }
-  // For each step that a warp holds and each of its 16 rows: SCALES bytes for each unit.
-  constexpr int SCALES = Reader::SCALES, EACH = UNITS * 16 * SCALES;
-  unsigned char* scales = reinterpret_cast<unsigned char*>(chosen + 8) + ark_warp() * HELD * EACH;
   __syncwarp();
+  const auto rows_of = [&](int slot, int w) {
+    return (w > 0 ? second : first) + chosen[slot] * static_cast<ark_i64>(N * sizeof(ROW));
+  };
   for (int top = begin; top < end; top += CHUNK) {
     const int count = top + CHUNK < end ? CHUNK : end - top;
     const int tiles = (count + 15) / 16 * WEIGHTS;
-    const auto load = [&](Step& to, int h, int item, int tile) {
-      const unsigned char* rows = (tile % WEIGHTS > 0 ? second : first) +
-                                  chosen[item / PARTS] * static_cast<ark_i64>(N * sizeof(ROW));
+    const auto load = [&](Step& to, int item, int tile) {
+      const unsigned char* rows = rows_of(item / PARTS, tile % WEIGHTS);
       const int low = top + tile / WEIGHTS * 16 + own_row;
-      // ptxas would keep scales that are loaded ahead in local memory, and a store waits for its
-      // load.
-      if (SCALES > 0 && lane < 16) {
-        const int own = low - own_row + lane < end ? low - own_row + lane : end - 1;
-        const unsigned char* from = rows + own * static_cast<int>(sizeof(ROW));
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-          const int unit = item % PARTS * UNITS + u, most = (K / CODES - 1) / 4;
-          ark_copy_some<SCALES>(scales + h * EACH + (u * 16 + lane) * SCALES,
-                                Reader::scales(from, unit < most ? unit : most));
-        }
-      }
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
         // Behind the last piece the input is zero, so any weights may be loaded.
@@ -237,70 +252,82 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
           const uint4 v = __ldcs(reinterpret_cast<const uint4*>(from) + p);
           ark_u32(&piece)[4] = to.piece[u][half];
           piece[0] = v.x, piece[1] = v.y, piece[2] = v.z, piece[3] = v.w;
-          if (SCALES == 0) to.scale[u][half] = Reader::scale(from, p);
+          if constexpr (!Reader::SHARED) to.scale[u][half] = Reader::scale(from, p);
+        }
+        if constexpr (Reader::SHARED) {
+          const int own = low + own_piece / 2 * 8 < end ? low + own_piece / 2 * 8 : end - 1;
+          const int even = (item % PARTS * UNITS + u) * 4 + own_piece % 2 * 2;
+          to.scale[u][0] = Reader::scales(rows + own * static_cast<int>(sizeof(ROW)),
+                                          even < K / CODES ? even : K / CODES - 2);
         }
       }
     };
-    ArkUnitsInput<SPAN, K, V> input;
-    const auto gather = [&](int item) {
+    const auto given = [&](int item) {
       const int slot = first_slot + item / PARTS;
-      const auto* from = SLOTS ? ark_address(x, 0, row, slot, 0) : ark_address(x, 0, 0, row, 0);
-      input.load(c, from, item % PARTS * SPAN, X::system);
+      return SLOTS ? ark_address(x, 0, row, slot, 0) : ark_address(x, 0, 0, row, 0);
     };
-    Step held[HELD];
-    int item = ark_warp(), tile = 0, next_item = item, next_tile = 0;
-    const auto load_next = [&](Step& to, int h) {
-      if (next_item < ITEMS) {
-        load(to, h, next_item, next_tile);
-        if (++next_tile == tiles) next_tile = 0, next_item += ARK_WARPS;
-      }
-      if (SCALES > 0) ark_copies_group();
+    const auto column = [&](int item) { return item % PARTS * SPAN; };
+    auto input = ark_units_input<SPAN, K, V>(given(0));
+    // Without values from the start, ptxas would keep registers for them in the whole kernel.
+    Step now[BATCH] = {}, next[BATCH] = {};
+    int item = ark_warp(), tile = 0, next_item = item, next_tile = 0, asked = item;
+    const auto load_next = [&](Step& to) {
+      if (next_item >= ITEMS) return;
+      load(to, next_item, next_tile);
+      if (++next_tile == tiles) next_tile = 0, next_item += ARK_WARPS;
     };
 #pragma unroll
-    for (int h = 0; h < HELD; ++h) load_next(held[h], h);
+    for (int h = 0; h < BATCH; ++h) load_next(next[h]);
+    if (asked < ITEMS) input.load(c, given(asked), column(asked), X::system);
     // The numbers that the epilogue of this thread's first output needs are loaded meanwhile.
     const int output = ark_tid() % CHUNK, slot = ark_tid() / CHUNK;
-
-    float with[F::EXTRA], left = 0.0f;
+    float with[F::EXTRA] = {}, left = 0.0f;
     if (slot < ADDED && output < count) {
       finish.ahead(row, first_slot + slot, chosen[slot], top + output, with);
     }
     if (TOTAL > 0 && ark_tid() < count) left = finish.left(row, top + ark_tid());
-    if (item < ITEMS) gather(item);
     for (int i = lane; i < ADDED * ROWS; i += ARK_LANES) own[i] = 0.0f;
     __syncwarp();
     // Where the input's elements for this lane's pieces are: columns 0 and 1 of the operand are the
     // first and the second numbers, and the other columns are not used.
     const ark_u32* mine = inputs + own_row % 2 * (SPAN / 2) + own_piece * (CODES / 2);
     float back = 1.0f;
+    // ptxas waits for all loads of this loop before it uses the result of any of them. So a batch
+    // is moved to other registers, which waits for it, before the next one is loaded.
+#pragma unroll 1
     while (item < ITEMS) {
 #pragma unroll
-      for (int h = 0; h < HELD; ++h) {
+      for (int h = 0; h < BATCH; ++h) now[h] = next[h];
+      input.settle(c, column(asked));
+#pragma unroll
+      for (int h = 0; h < BATCH; ++h) load_next(next[h]);
+#pragma unroll
+      for (int h = 0; h < BATCH; ++h) {
         if (item >= ITEMS) break;
         if (tile == 0) {
           __syncwarp();  // all lanes have read the previous item's input
-          back = input.store(inputs) * Reader::BACK;
+          back = input.store(c, given(item), column(item), X::system, inputs) * Reader::BACK;
           __syncwarp();
-          if (item + ARK_WARPS < ITEMS) gather(item + ARK_WARPS);
-        }
-        if (SCALES > 0) {
-          ark_copies_left<HELD - 1>();  // those of the later steps
-          __syncwarp();
+          asked = item + ARK_WARPS;
+          if (asked < ITEMS) input.load(c, given(asked), column(asked), X::system);
+          if (h + 1 < BATCH && tiles < BATCH - h) input.settle(c, column(asked));
         }
         float all[4] = {};
 #pragma unroll
         for (int u = 0; u < UNITS; ++u) {
-          const auto scale = [&](int half) {
-            if constexpr (SCALES == 0) return held[h].scale[u][half];
-            const int at = own_piece, last = K / CODES - 1 - (item % PARTS * UNITS + u) * 4;
-            const int row = u * 16 + own_row + 8 * half;
-            // Behind the last piece the input is zero, so the scale only has to be a number.
-            return Reader::copied(scales + h * EACH + row * SCALES,
-                                  at < last ? at : (last > 0 ? last : 0));
-          };
-          const ark_u32 bits[2] = {scale(0), scale(1)};
-          const ark_u32(&low)[4] = held[h].piece[u][0];
-          const ark_u32(&high)[4] = held[h].piece[u][1];
+          ark_u32 bits[2];
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            if constexpr (Reader::SHARED) {
+              const int from = lane - own_piece + half * 2 + own_piece / 2;
+              bits[half] = __shfl_sync(0xffffffffu, now[h].scale[u][0], from);
+              bits[half] = own_piece % 2 > 0 ? bits[half] >> 16 : bits[half] & 0xffffu;
+            } else {
+              bits[half] = now[h].scale[u][half];
+            }
+          }
+          const ark_u32(&low)[4] = now[h].piece[u][0];
+          const ark_u32(&high)[4] = now[h].piece[u][1];
           const ark_u32 by[2] = {Reader::factor(bits[0]), Reader::factor(bits[1])};
           float d[2][4] = {};
 #pragma unroll
@@ -327,8 +354,6 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
           to[0] = fmaf(all[0] + all[1], back, to[0]);
           to[8] = fmaf(all[2] + all[3], back, to[8]);
         }
-        if (SCALES > 0) __syncwarp();  // all lanes have read the scales
-        load_next(held[h], h);
         if (++tile == tiles) tile = 0, item += ARK_WARPS;
       }
     }
