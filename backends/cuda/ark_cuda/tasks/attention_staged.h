@@ -3,6 +3,12 @@
 // into two parts of the keys' type, which together keep almost all of fp32's precision. So are the
 // exponentials of scores, whose products with values are added up in fp32.
 
+// True if loops over positions and parts are unrolled. With more query heads (G), loading the
+// longer code from memory takes longer than unrolling saves, because a task runs these loops few
+// times.
+template <int G>
+constexpr bool ARK_FEW_HEADS = G <= 4;
+
 // Rounds two values to the type T (`high`), and returns their rounding errors in the same type
 // (`low`).
 template <typename T>
@@ -261,7 +267,7 @@ ARK_DEVICE void ark_stage_attend(const T* keys, const T* values, const uint4 (&a
   }
   __syncwarp();
   const T* row = values + ark_lane() % LANES * 8;
-#pragma unroll 2
+#pragma unroll(ARK_FEW_HEADS<G> ? 2 : 1)
   for (int e = ark_lane() / LANES; e < n; e += 32 / LANES) {
     float v[8], p[G];
     ark_unpack(v, *reinterpret_cast<const uint4*>(row + e * D), values);
@@ -336,9 +342,9 @@ ARK_DEVICE void ark_staged_join(ArkCtx& c, const ArkTask& t, const S& s, O outpu
   for (int i = 2 * thread; i < G * D; i += 2 * threads) {
     const int g = i / D, d = i % D, base = g * PITCH;
     float m = s.own[0][base + D], sum[2] = {}, all = 0.0f;
-#pragma unroll 4
+#pragma unroll(ARK_FEW_HEADS<G> ? 4 : 1)
     for (int w = 1; w < parts; ++w) m = fmaxf(m, s.own[w][base + D]);
-#pragma unroll 4
+#pragma unroll(ARK_FEW_HEADS<G> ? 4 : 1)
     for (int w = 0; w < parts; ++w) {
       const float share = ark_exp(s.own[w][base + D] - m);
       sum[0] = fmaf(share, s.own[w][base + d], sum[0]);

@@ -31,7 +31,7 @@ VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
 # The most pieces of weights (16 bytes, 4 registers) that a lane of Ahead holds for a step along k.
 # Beside them it holds as many for the next step, which are loaded meanwhile.
-MAX_HELD_PIECES = 6
+MAX_HELD_PIECES = 8
 
 
 class _Cut(NamedTuple):
