@@ -108,9 +108,9 @@ class Contents:
         Sharing memory has a cost: an op must wait until earlier ops have read the memory that it
         overwrites. This wait would delay ops that were reordered so that they run at the same time.
         It would also delay ops that exchange data as packets and otherwise need no waits. If the
-        plan has such ops and its activations are small in total, no activations share memory. On
-        machines whose tasks have many threads, small activations (`little`) never do: an op on them
-        takes no longer than a wait.
+        plan has such ops and its activations are small in total, no activations share memory. If
+        they are large in total, small activations (`little`) do not share memory on machines whose
+        tasks have many threads: an op on them takes no longer than a wait.
         """
         local = [b for b in self.buffers if b.rank == self.rank]
         sharing = [b for b in local if b.arena == "activation"]
@@ -118,7 +118,7 @@ class Contents:
         little = little and limit is None
         most = memory.MAX_UNSHARED_BYTES if limit is None else min(memory.MAX_UNSHARED_BYTES, limit)
         own = sharing if apart else []
-        if not own or sum(map(_aligned, own)) > most:
+        if sum(map(_aligned, sharing)) > most:
             own = [b for b in sharing if little and b.nbytes <= memory.MAX_LITTLE_BYTES]
         last = len(self.ops)
         if sum(map(_aligned, own)) <= most:
