@@ -23,3 +23,12 @@ def test_parts_of_two_reductions_have_memory_of_their_own() -> None:
     places = sorted((b.offset, b.offset + b.nbytes) for b in little)
     assert len(places) >= 4
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+
+
+def test_activations_that_are_small_in_total_share_memory() -> None:
+    with ark.use_model(ark.Model()) as model:
+        x = ark.tensor([64, 128])
+        for _ in range(32):
+            x = ark.softmax(x)
+    planned = plan(model.graph, registry.machine("h200"))
+    assert planned.arenas["activation"] <= 4 * 64 * 128 * 4
