@@ -84,7 +84,7 @@ class SplitAttention(TaskKind):
         """Checks the query, the result (the operand before number `fresh`), the newest key and
         value (number `fresh`, if given) and streaming. context: the number of positions.
         """
-        p, (rows, columns) = sig.read(SplitAttentionParams), matrix(sig, 0)
+        p, (rows, columns) = sig.read(AttentionParams), matrix(sig, 0)
         heads, kv_heads, width, splits = p.heads, p.kv_heads, p.head_dim, p.splits
         grouped_heads(heads, kv_heads)
         need(columns == heads * width, f"q has {columns} columns, expected {heads} heads * {width}")

@@ -58,3 +58,11 @@ def test_attention_checks_query_result_and_newest_key(kind: str) -> None:
     with pytest.raises(PlanError):
         check(parts)
     check(replace(parts, operands=(*parts.operands[:-2], partial, parts.operands[-1])))
+
+
+def test_attention_checks_rows_that_have_a_window_or_share_a_head() -> None:
+    check = task_kind("attention").check
+    check(attention("attention", window=32))
+    check(attention("attention", shares=2))
+    with pytest.raises(PlanError, match="not divisible by 3"):
+        check(attention("attention", window=32, shares=3))
