@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ import ark
 from ark.backend.codegen.writer import write
 from ark.frontend.model import Model, use_model
 from ark.ir.dtype import DataType, RowType, bf16, fp4, fp32, int4, int8, row_type, uint4
+from ark.ir.rows import row_bytes, row_values
 from ark.lower.pipeline import plan
 from ark.plan import kind as kinds
 from ark.plan.serialize import machine_of
@@ -25,7 +27,7 @@ from tests.slow import slow
 pytest.importorskip("cuda.bindings.nvrtc")
 
 from ark_cuda import backend
-from ark_cuda.tasks.experts import Ahead, OnUnits
+from ark_cuda.tasks.experts import Ahead, Along, OnUnits
 
 needs_gpu = pytest.mark.skipif(
     not backend.probe().devices and not os.environ.get("ARK_REQUIRE", "").startswith("cuda"),
@@ -35,16 +37,26 @@ EXPERT_COUNT = 6
 # (columns, rows of an expert, chosen experts). The cases differ in whether all lanes have a piece
 # of a row, in the parts of a row, and in whether all warps have outputs.
 SIZES = [(2048, 768, 4), (2880, 352, 2), (96, 40, 1), (1032, 1000, 3)]
+# With MXFP4 weights. The cases differ in the parts of a row and in the tiles of a task.
+MXFP4_SIZES = [(2880, 448, 2), (448, 2880, 2)]
+TypeOf = Callable[[int], DataType]
+"""The type of experts' weights with that many columns."""
 
 
-def layer(columns: int, inner: int, chosen: int, dtype: DataType) -> Model:
-    """A layer of experts with its norm, router and residual. dtype: the type of the experts'
-    weights; a RowType if they are quantised.
-    """
+def plain(columns: int) -> DataType:
+    return bf16
+
+
+def mxfp4(columns: int) -> DataType:
+    return row_type(fp4, columns, 32, bf16, False, bf16)
+
+
+def layer(columns: int, inner: int, chosen: int, type_of: TypeOf) -> Model:
+    """A layer of experts with its norm, router and residual."""
     model = Model(0, 1)
 
     def rows(name: str, outputs: int, inputs: int) -> ark.Tensor:
-        return ark.parameter((EXPERT_COUNT, outputs, inputs), dtype, name=name)
+        return ark.parameter((EXPERT_COUNT, outputs, inputs), type_of(inputs), name=name)
 
     with use_model(model):
         x = ark.tensor([1, columns], name="x")
@@ -75,7 +87,7 @@ def bodies(task_plan: Plan) -> list[type | None]:
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_experts_of_one_row_load_ahead(sizes: tuple) -> None:
-    task_plan = planned(backend.machine("h200"), *sizes, bf16)
+    task_plan = planned(backend.machine("h200"), *sizes, plain)
     assert bodies(task_plan) == [Ahead, OnUnits]
     source = write(task_plan, machine_of(task_plan), backend.dialect("sm_90a")).source.text
     assert source.count("ark_expert_ahead<") == source.count("ark_expert_units<") == 1
@@ -84,49 +96,80 @@ def test_experts_of_one_row_load_ahead(sizes: tuple) -> None:
 @pytest.mark.parametrize(
     ("codes", "group", "zeros", "taken"),
     [
-        (fp4, 32, False, True),
-        (int4, 128, False, True),
-        (int8, 256, False, True),
-        (uint4, 32, True, False),
-        (int4, 16, False, False),
+        (fp4, 32, False, Along),
+        (int4, 128, False, OnUnits),
+        (int8, 256, False, OnUnits),
+        (uint4, 32, True, None),
+        (int4, 16, False, None),
     ],
     ids=str,
 )
 def test_quantised_experts_load_ahead_unless_a_piece_has_several_factors(
-    codes: DataType, group: int, zeros: bool, taken: bool
+    codes: DataType, group: int, zeros: bool, taken: type | None
 ) -> None:
     """Quantised weights of experts are loaded ahead only if the codes in 16 bytes share a scale and
     there are no zero points.
     """
     dtype = row_type(codes, 256, group, fp32 if zeros else bf16, zeros, bf16)
     assert isinstance(dtype, RowType)
-    task_plan = planned(backend.machine("h200"), 256, 256, 2, dtype)
-    assert bodies(task_plan) == [OnUnits if taken else None] * 2
+    task_plan = planned(backend.machine("h200"), 256, 256, 2, lambda _: dtype)
+    assert bodies(task_plan) == [taken] * 2
+
+
+def weights(
+    shape: tuple[int, int, int], type_of: TypeOf, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The experts' weights as an executor writes them, and their values."""
+    experts, outputs, columns = shape
+    dtype = type_of(columns)
+    if not isinstance(dtype, RowType):
+        array = (rng.standard_normal(shape) * columns**-0.5).astype(ml_dtypes.bfloat16)
+        return array, array.astype(np.float64)
+    # Many codes are 0.5: matrix units have to multiply subnormal numbers (experts_along.h).
+    codes = rng.choice([-3, -1.5, -1, -0.5, 0, 0.5, 0.5, 1, 2, 6], (experts * outputs, columns))
+    scales = np.exp2(rng.integers(-7, -4, (experts * outputs, dtype.groups)))
+    data = row_bytes(dtype, codes.astype(np.float32), scales.astype(np.float32))
+    values = row_values(dtype, data).reshape(shape)
+    return data.reshape(experts, outputs, -1), values.astype(np.float64)
 
 
 @needs_gpu
-@pytest.mark.parametrize("sizes", [SIZES[0], *(pytest.param(s, marks=slow) for s in SIZES[1:])])
-def test_experts_loaded_ahead_equal_numpy(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "type_of", "taken"),
+    [
+        (SIZES[0], plain, [Ahead, OnUnits]),
+        *(pytest.param(s, plain, [Ahead, OnUnits], marks=slow) for s in SIZES[1:]),
+        (MXFP4_SIZES[0], mxfp4, [Along, Along]),
+        pytest.param(MXFP4_SIZES[1], mxfp4, [Along, Along], marks=slow),
+    ],
+)
+def test_experts_loaded_ahead_equal_numpy(
+    sizes: tuple[int, int, int], type_of: TypeOf, taken: list[type]
+) -> None:
     columns, inner, chosen = sizes
     rng = np.random.default_rng(0)
     with contextlib.closing(backend.open(0)) as device:
-        task_plan = planned(device.machine, *sizes, bf16)
-        assert bodies(task_plan) == [Ahead, OnUnits]
+        task_plan = planned(device.machine, *sizes, type_of)
+        assert bodies(task_plan) == taken
         given: dict[str, np.ndarray] = {}
         with Executor(task_plan, backend, device) as executor:
             for name, shape in {
                 "x": (1, columns),
                 "norm": (columns,),
                 "router": (EXPERT_COUNT, columns),
-                "gate": (EXPERT_COUNT, inner, columns),
-                "up": (EXPERT_COUNT, inner, columns),
-                "down": (EXPERT_COUNT, columns, inner),
             }.items():
                 kind = np.float32 if name in ("x", "norm") else ml_dtypes.bfloat16
                 scale = 1.0 if name in ("x", "norm") else shape[-1] ** -0.5
                 array = (rng.standard_normal(shape) * scale).astype(kind)
                 executor.write(name, array)
                 given[name] = array.astype(np.float64)
+            for name, (outputs, inputs) in {
+                "gate": (inner, columns),
+                "up": (inner, columns),
+                "down": (columns, inner),
+            }.items():
+                array, given[name] = weights((EXPERT_COUNT, outputs, inputs), type_of, rng)
+                executor.write(name, array)
             executor.start(1).wait(60)
             output = executor.find("result")
             size = columns * (8 if output.packet else 4)

@@ -1,5 +1,5 @@
-"""Products with chosen experts' weights on matrix units (experts_units.h). The device code runs on
-the host: 128 threads are the lanes of four warps. Results are compared with NumPy.
+"""Products with chosen experts' weights (experts_*.h of CUDA). The device code runs on the host:
+128 threads are the lanes of four warps. Results are compared with NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytest.importorskip("ark_cuda")
 
 from ark_cuda.tasks import inline
 
-from ark.ir.dtype import DataType, RowType, bf16, fp4, int8, row_type
+from ark.ir.dtype import DataType, RowType, bf16, fp4, int4, int8, row_type
 from ark.ir.rows import row_bytes, row_values
 from ark.tasks import text
 from ark.tasks.row_values import HEADER
@@ -64,6 +64,9 @@ static int __shfl_sync(unsigned, int v, int from) {
   shown[ark_warp()][ark_lane()] = v;
   __syncwarp();
   return shown[ark_warp()][from];
+}
+static float ark_shfl_xor(float v, int mask) {
+  return ark_bits_float(__shfl_sync(~0u, static_cast<int>(ark_float_bits(v)), ark_lane() ^ mask));
 }
 static float ark_warp_max(float v) { return v; }
 static float ark_warp_sum(float v) {
@@ -190,9 +193,9 @@ CASES = {
 }
 
 
-def call(case: Case, rows_alone: bool) -> str:
+def call(case: Case, rows_alone: bool, along: bool) -> str:
     """The C++ text of a function that runs the task. rows_alone: whether warps read whole rows of
-    one expert (experts_ahead.h).
+    one expert (experts_ahead.h). along: whether warps move along rows (experts_along.h).
     """
     row = case.dtype.storage
     if not isinstance(case.dtype, RowType):
@@ -201,7 +204,10 @@ def call(case: Case, rows_alone: bool) -> str:
     sizes = (row, "ark_bf16", case.rows, "true" if case.total else "false", EXPERT_COUNT)
     constants = ", ".join(map(str, (*sizes, case.weights, total, case.units, case.chunk)))
     body = "ark_expert_units"
-    if rows_alone:
+    if along:
+        constants = ", ".join(map(str, (*sizes, case.weights, total, case.units, case.chunk, 2)))
+        body = "ark_expert_along"
+    elif rows_alone:
         parts = (case.rows, "false", EXPERT_COUNT, case.weights, 3 - case.weights, case.units)
         constants = ", ".join(map(str, ("ark_bf16", case.columns, *parts)))
         body = "ark_expert_ahead"
@@ -240,7 +246,7 @@ extern "C" int run(int slot, const float* x, const unsigned char* first,
 """
 
 
-def library(case: Case, folder: Path, rows_alone: bool = False) -> ctypes.CDLL:
+def library(case: Case, folder: Path, rows_alone: bool, along: bool) -> ctypes.CDLL:
     rows = HEADER[: HEADER.index("// The number of codes that a lane reads")]
     experts = text.header("experts.h")
     finish = experts[
@@ -249,9 +255,8 @@ def library(case: Case, folder: Path, rows_alone: bool = False) -> ctypes.CDLL:
     source, built = folder / "experts.cpp", folder / "experts.so"
     pairs = inline.header("code_pairs.h")
     kept = pairs[pairs.index("// Converts unsigned or signed 4-bit codes to bf16.") :]
-    body = inline.header("experts_units.h")
-    body = inline.header("experts_ahead.h") + body
-    source.write_text(HOST + rows + kept + finish + body + call(case, rows_alone))
+    body = "".join(inline.header(f"experts_{name}.h") for name in ("ahead", "units", "along"))
+    source.write_text(HOST + rows + kept + finish + body + call(case, rows_alone, along))
     command = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run([*command, "-Wno-unknown-pragmas", source, "-o", built], check=True)
     return ctypes.CDLL(str(built))
@@ -276,12 +281,25 @@ ROWS = {
     "bf16-gate-rows": Case(bf16, 80, 520, 3, 16, 67, 2, 2, 0, False),
     "bf16-rows": Case(bf16, 40, 96, 2, 3, 40, 1, 1, 0, False),
 }
+# Here the field `units` has the number of parts of a row.
+ALONG = {
+    "along-gate": Case(
+        row_type(fp4, 448, 32, bf16, False, bf16), 64, 448, 2, 3, 31, 2, 1, 32, False
+    ),
+    "along-down": Case(
+        row_type(fp4, 320, 32, bf16, False, bf16), 48, 320, 4, 7, 30, 1, 2, 32, True
+    ),
+    "along-parts": Case(
+        row_type(int4, 640, 32, bf16, False, bf16), 48, 640, 3, 0, 13, 1, 4, 16, True
+    ),
+}
 
 
-@pytest.mark.parametrize("name", [*CASES, *ROWS])
+@pytest.mark.parametrize("name", [*CASES, *ROWS, *ALONG])
 def test_products_with_chosen_experts_equal_numpy(name: str, tmp_path: Path) -> None:
-    case = CASES.get(name) or ROWS[name]
-    run, rng = library(case, tmp_path, name in ROWS).run, np.random.default_rng(len(name))
+    case = {**CASES, **ROWS, **ALONG}[name]
+    run = library(case, tmp_path, name in ROWS, name in ALONG).run
+    rng = np.random.default_rng(len(name))
     slots, columns = case.slots, case.columns
     x = rng.standard_normal((slots if case.total else 1, columns)).astype(np.float32)
     (first, one), (second, two) = weights(case, rng), weights(case, rng)

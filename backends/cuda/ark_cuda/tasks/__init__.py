@@ -43,6 +43,7 @@ BODIES: tuple[Body, ...] = (
     matmul.MmaTiles(),
     exact.ExactTiles(),
     experts.Ahead(),
+    experts.Along(),
     experts.OnUnits(),
     grouped.Groups(),
     moves.Moves(),

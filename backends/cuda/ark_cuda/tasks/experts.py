@@ -2,10 +2,12 @@
 are known only when the task runs, so their weights do not pass through the ring of stages. Each
 warp loads the weights of its next rows to registers while it multiplies the current ones.
 
-OnUnits serves weights whose values have 16 bits: bf16, fp16, and quantised weights without zero
-points of which all codes in 16 bytes share a scale. Ahead serves bf16 and fp16 if a task has one
-expert; whole rows are read faster than the columns into which OnUnits cuts them. The
-vendor-independent body computes all other cases. Called through the dialect.
+Along serves quantised weights of which each 16 bytes of codes have a scale (MXFP4): a warp moves
+along 16 rows, which matrix units multiply. OnUnits serves other weights whose values have 16 bits:
+bf16, fp16, and quantised weights without zero points of which all codes in 16 bytes share a scale.
+Ahead serves bf16 and fp16 if a task has one expert; whole rows are read faster than the columns
+into which OnUnits cuts them. The vendor-independent body computes all other cases. Called through
+the dialect.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ MAX_UNITS = 3  # the most units that a warp multiplies in a step; registers hold
 TILE_ROWS = 16  # rows of weights that matrix units multiply at once
 VALUES = ("bf16", "fp16")  # the types of values that matrix units multiply here
 WARP_LANES = 32
+NO_INPUT_WORDS = 16  # zeros that lanes of Along read in place of the input
+UNIT_GAP_WORDS = 4  # after each of the two halves of a unit of Along's input
+UNITS_TOGETHER = 2  # units whose weights a warp of Along loads together
 # The most pieces of weights (16 bytes, 4 registers) that a lane of Ahead holds for a step along k.
 # Beside them it holds as many for the next step, which are loaded meanwhile.
 MAX_HELD_PIECES = 8
@@ -142,6 +147,68 @@ class OnUnits(Body):
         given = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
         cut = _cut(sig, machine)
         call = text.called("ark_expert_units", (*sizes, *cut), (x, *given, experts, "finish"))
+        return text.function(name, f"{declared(sig)}  {call};\n")
+
+
+def _along(sig: Signature, machine: Machine) -> int:
+    """The number of parts into which Along divides rows; 0 if it does not serve the signature."""
+    weight = by_name(sig.operands[1].dtype)
+    if not isinstance(weight, RowType) or not _fits(sig, machine):
+        return 0
+    # Lanes load two scales at once. An input of fp16 would need a factor.
+    pairs = weight.group == _codes(sig) and weight.groups % 2 == 0
+    if not pairs or weight.values.name != "bf16":
+        return 0
+    tiles = _outputs(sig, machine) // TILE_ROWS * constants(sig)[0]
+    parts = min(machine.warps // tiles, _units(sig))
+    return parts if parts and _along_bytes(sig, machine, parts) <= machine.task_bytes else 0
+
+
+def _outputs(sig: Signature, machine: Machine) -> int:
+    """The most outputs of a task, rounded up to whole tiles."""
+    return -(-outputs_of_task(sig, machine) // TILE_ROWS) * TILE_ROWS
+
+
+def _units(sig: Signature) -> int:
+    """The number of units of a row."""
+    return -(-sig.operands[1].shape[2] // (LANE_PIECES * _codes(sig)))
+
+
+def _along_bytes(sig: Signature, machine: Machine, parts: int) -> int:
+    """Bytes of shared memory: the input of a slot, the sums of each slot and part, the totals, the
+    numbers of the experts, and zeros.
+    """
+    weights, total = constants(sig)
+    unit = LANE_PIECES * _codes(sig) + 2 * UNIT_GAP_WORDS
+    rows = _slots(sig) * _outputs(sig, machine)
+    sums = rows * parts * weights + (rows if total else 0)
+    return 4 * (_units(sig) * unit + sums + MAX_SLOTS + NO_INPUT_WORDS)
+
+
+class Along(Body):
+    """Multiplies an input row by chosen experts' weights on matrix units. Warps move along rows."""
+
+    kind = "expert_linear"
+
+    def serves(self, sig: Signature, machine: Machine) -> bool:
+        return _along(sig, machine) > 0
+
+    def headers(self, machine: Machine) -> tuple[str, ...]:
+        return (*OnUnits().headers(machine), inline.header("experts_along.h"))
+
+    def scratch(self, sig: Signature, machine: Machine) -> int:
+        return _along_bytes(sig, machine, _along(sig, machine))
+
+    def source(self, name: str, sig: Signature, machine: Machine) -> str:
+        weight, slots = sig.operands[1], len(sig.operands[0].shape) == 3
+        dtype = by_name(weight.dtype)
+        assert isinstance(dtype, RowType)
+        weights, total = constants(sig)
+        sizes = (weight.ctype, dtype.values.storage, weight.shape[1], slots, share_of(sig)[1])
+        cut = (weights, total, _along(sig, machine), _outputs(sig, machine), UNITS_TOGETHER)
+        x, experts = (text.given(sig, i) for i in (0, 2))
+        given = (bytes_of(sig, 1), bytes_of(sig, weight_operands(sig)[-1]))
+        call = text.called("ark_expert_along", (*sizes, *cut), (x, *given, experts, "finish"))
         return text.function(name, f"{declared(sig)}  {call};\n")
 
 

@@ -6,42 +6,53 @@
 // keeps the weights of its next rows in registers while it multiplies the current ones, so that
 // memory is busy all the time. experts.py describes operands and tasks.
 
-// Converts codes with a scale to pairs of values of type V. The values are smaller than code times
-// scale by the factor BACK, so that every scale of MXFP4 up to 2^64 is in the range of V.
+// Converts codes to pairs of values of type V. `pair` multiplies them by a scale; the values are
+// smaller than code times scale by the factor BACK, so that every scale of MXFP4 up to 2^64 is in
+// the range of V. `plain` has no scale; its values are smaller than the codes by the factor
+// UP * PLAIN_BACK. The input is multiplied by UP, and the products by PLAIN_BACK.
 template <typename V, class C>
 struct ArkScaledCodes {
-  static constexpr float BACK = 1.0f;
+  static constexpr float BACK = 1.0f, UP = 1.0f, PLAIN_BACK = 1.0f;
   ARK_DEVICE ark_u32 factor(float scale) {
     return ark_pack_pair(static_cast<V*>(nullptr), scale, scale);
   }
   ARK_DEVICE ark_u32 pair(ark_u32 word, int j, ark_u32 factor) {
-    const V* type = nullptr;
-    const ark_u32 codes = ark_code_pair_as(type, static_cast<const C*>(nullptr), word, j);
-    return ark_both_fma(type, codes, factor, 0x80008000u);
+    return ark_both_fma(static_cast<const V*>(nullptr), plain(word, j), factor, 0x80008000u);
+  }
+  ARK_DEVICE ark_u32 plain(ark_u32 word, int j) {
+    return ark_code_pair_as(static_cast<const V*>(nullptr), static_cast<const C*>(nullptr), word,
+                            j);
   }
 };
 // Exponent and mantissa of a code are moved to those of a bf16, which gives a number that is too
-// small by a factor of 2^126. The multiplication by the scale corrects this, up to BACK.
+// small by a factor of 2^126. The code 0.5 becomes a subnormal number. A multiplication copies a
+// code to the places of its sign and of its other bits at once, without a carry.
 template <>
 struct ArkScaledCodes<ark_bf16, ark_fp4> {
-  static constexpr float BACK = 18446744073709551616.0f;  // 2^64
+  static constexpr float BACK = 18446744073709551616.0f;                  // 2^64
+  static constexpr float UP = BACK, PLAIN_BACK = 4611686018427387904.0f;  // 2^62
   ARK_DEVICE ark_u32 factor(float scale) {
-    const float by = scale * 4611686018427387904.0f;  // 2^62
+    const float by = scale * PLAIN_BACK;
     return ark_pack_pair(static_cast<ark_bf16*>(nullptr), by, by);
   }
   ARK_DEVICE ark_u32 pair(ark_u32 word, int j, ark_u32 factor) {
-    const ark_u32 codes = word >> 4 * j;
-    const ark_u32 floats = (codes & 0x00070007u) << 6 | (codes & 0x00080008u) << 12;
-    return ark_both_fma(static_cast<const ark_bf16*>(nullptr), floats, factor, 0x80008000u);
+    return ark_both_fma(static_cast<const ark_bf16*>(nullptr), plain(word, j), factor, 0x80008000u);
+  }
+  ARK_DEVICE ark_u32 plain(ark_u32 word, int j) {
+    const ark_u32 codes = j < 2 ? word : word >> 8;
+    const ark_u32 twice = j % 2 == 0 ? (codes & 0x000f000fu) * 0x1040u  // to bits 6 and 12
+                                     : (codes & 0x00f000f0u) * 0x0104u;
+    return twice & 0x81c081c0u;
   }
 };
 
 // Reads rows in pieces of 16 bytes, of CODES weights each. V: the type of the values. AFTER: true
 // if four neighbouring pieces have one scale, so that their sums are scaled. scale(row, piece): the
 // bits of a piece's scale; number(scale): its value. pair(piece, j, factor): values 2 j and 2 j + 1
-// of a piece; factor(scale): what this function needs of the scale. SHARED: true if each piece has
-// a scale of 16 bits, so that the four lanes of a row load the scales of both of their rows as one
-// word each; scales(row, piece): the word with those of an even piece and of the next one.
+// of a piece; factor(scale): what this function needs of the scale. plain(piece, j): these values
+// without a scale, as ArkScaledCodes gives them. SHARED: true if each piece has a scale of 16 bits,
+// so that the four lanes of a row load the scales of both of their rows as one word each;
+// scales(row, piece): the word with those of an even piece and of the next one.
 template <class ROW, typename V>
 struct ArkUnitsRow;
 template <typename V, int K>
@@ -90,6 +101,9 @@ struct ArkUnitsRow<ArkRow<C, K, GROUP, S, false>, V> {
       return Codes::pair(word, j % PAIRS, factor);
     }
   }
+  ARK_DEVICE ark_u32 plain(const ark_u32 (&piece)[4], int j) {
+    return Codes::plain(piece[j / PAIRS], j % PAIRS);
+  }
 };
 
 // The weights of one step of a warp, UNITS pieces per lane of each of two rows (`lane` / 4, and the
@@ -135,6 +149,11 @@ struct ArkUnitsAsked<N, ark_u64> {
     return !ark_packet_ready(c, seen[i]);
   }
 };
+
+template <int N, typename P>
+ARK_DEVICE ArkUnitsAsked<N, P> ark_units_asked(const P*) {
+  return {};
+}
 
 // The input's SPAN elements of a warp's part of the columns, of which each lane has some pairs.
 // `load` begins to load them, `settle` waits for them, and `store` stores them to shared memory as
@@ -191,6 +210,71 @@ ARK_DEVICE ArkUnitsInput<SPAN, K, V, P> ark_units_input(const P*) {
   return {};
 }
 
+// Stores the numbers of the experts of ADDED slots (a row's chosen experts). All warps store the
+// same numbers.
+template <int ADDED, int OF, class E>
+ARK_DEVICE void ark_experts_chosen(ArkCtx& c, int row, int first_slot, const E& experts,
+                                   int* chosen) {
+  if (ark_lane() < ADDED) {
+    int expert = *ark_address(experts, 0, 0, row, first_slot + ark_lane());
+    if (expert < 0 || expert >= OF) {
+      if (ark_warp() == 0) {
+        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
+      }
+      expert = 0;
+    }
+    chosen[ark_lane()] = expert;
+  }
+  __syncwarp();
+}
+
+// The epilogue of tasks whose sums are in shared memory: PARTS sums of each output, one after the
+// other (part, slot, weight, output of CHUNK), are added up first. `ahead` loads the numbers that a
+// thread's first output needs; `store` computes and stores `count` outputs, from `top` on.
+template <int WEIGHTS, int TOTAL, int PARTS, int CHUNK, class F>
+struct ArkExpertEnd {
+  static constexpr int ADDED = TOTAL > 0 ? TOTAL : 1;
+  // Without values from the start, ptxas would keep registers for them in the whole kernel.
+  float with[F::EXTRA] = {}, left = 0.0f;
+  ARK_DEVICE_MEMBER void ahead(const F& finish, const int* chosen, int row, int first_slot, int top,
+                               int count) {
+    const int output = ark_tid() % CHUNK, slot = ark_tid() / CHUNK;
+    if (slot < ADDED && output < count) {
+      finish.ahead(row, first_slot + slot, chosen[slot], top + output, with);
+    }
+    if (TOTAL > 0 && ark_tid() < count) left = finish.left(row, top + ark_tid());
+  }
+  ARK_DEVICE_MEMBER void store(const F& finish, const int* chosen, int row, int first_slot, int top,
+                               int count, const float* sums, float* totals) {
+    ark_sync();
+    for (int i = ark_tid(); i < ADDED * CHUNK; i += ARK_THREADS) {
+      const int n = i % CHUNK, s = i / CHUNK;
+      if (n >= count) continue;
+      float sum[WEIGHTS];
+#pragma unroll
+      for (int w = 0; w < WEIGHTS; ++w) {
+        sum[w] = 0.0f;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+          sum[w] += sums[((p * ADDED + s) * WEIGHTS + w) * CHUNK + n];
+        }
+      }
+      if (i != ark_tid()) finish.ahead(row, first_slot + s, chosen[s], top + n, with);
+      const float v = finish.term(sum, with);
+      if (TOTAL > 0) totals[i] = v;
+      if (TOTAL == 0) finish.store(row, first_slot, top + n, v);
+    }
+    if (TOTAL == 0) return;
+    ark_sync();
+    for (int n = ark_tid(); n < count; n += ARK_THREADS) {
+      float v = 0.0f;
+      for (int s = 0; s < ADDED; ++s) v += totals[s * CHUNK + n];
+      if (n != ark_tid()) left = finish.left(row, top + n);
+      finish.store(row, 0, top + n, v + left);
+    }
+  }
+};
+
 // The steps of a batch, whose weights a warp loads together.
 template <int UNITS>
 constexpr int ARK_UNITS_BATCH = UNITS > 1 ? 2 : 3;
@@ -219,18 +303,7 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
   float* own = sums + ark_warp() * (ADDED * ROWS);
   float* totals = sums + ARK_WARPS * ADDED * ROWS;
   int* chosen = reinterpret_cast<int*>(totals + (TOTAL > 0 ? ADDED * CHUNK : 0));
-  // The numbers of the slots' experts. All warps store the same numbers.
-  if (lane < ADDED) {
-    int expert = *ark_address(experts, 0, 0, row, first_slot + lane);
-    if (expert < 0 || expert >= OF) {
-      if (ark_warp() == 0) {
-        ark_fail(c, 5u, 0u, static_cast<ark_u32>(OF), static_cast<ark_u32>(expert));
-      }
-      expert = 0;
-    }
-    chosen[lane] = expert;
-  }
-  __syncwarp();
+  ark_experts_chosen<ADDED, OF>(c, row, first_slot, experts, chosen);
   const auto rows_of = [&](int slot, int w) {
     return (w > 0 ? second : first) + chosen[slot] * static_cast<ark_i64>(N * sizeof(ROW));
   };
@@ -279,13 +352,8 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
 #pragma unroll
     for (int h = 0; h < BATCH; ++h) load_next(next[h]);
     if (asked < ITEMS) input.load(c, given(asked), column(asked), X::system);
-    // The numbers that the epilogue of this thread's first output needs are loaded meanwhile.
-    const int output = ark_tid() % CHUNK, slot = ark_tid() / CHUNK;
-    float with[F::EXTRA] = {}, left = 0.0f;
-    if (slot < ADDED && output < count) {
-      finish.ahead(row, first_slot + slot, chosen[slot], top + output, with);
-    }
-    if (TOTAL > 0 && ark_tid() < count) left = finish.left(row, top + ark_tid());
+    ArkExpertEnd<WEIGHTS, TOTAL, ARK_WARPS, CHUNK, F> last;
+    last.ahead(finish, chosen, row, first_slot, top, count);
     for (int i = lane; i < ADDED * ROWS; i += ARK_LANES) own[i] = 0.0f;
     __syncwarp();
     // Where the input's elements for this lane's pieces are: columns 0 and 1 of the operand are the
@@ -357,32 +425,7 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
         if (++tile == tiles) tile = 0, item += ARK_WARPS;
       }
     }
-    ark_sync();
-    for (int i = ark_tid(); i < ADDED * CHUNK; i += ARK_THREADS) {
-      const int n = i % CHUNK, s = i / CHUNK;
-      if (n >= count) continue;
-      float sum[WEIGHTS];
-      for (int w = 0; w < WEIGHTS; ++w) {
-        sum[w] = 0.0f;
-#pragma unroll
-        for (int warp = 0; warp < ARK_WARPS; ++warp) {
-          sum[w] += sums[((warp * ADDED + s) * WEIGHTS + w) * CHUNK + n];
-        }
-      }
-      if (i != ark_tid()) finish.ahead(row, first_slot + s, chosen[s], top + n, with);
-      const float v = finish.term(sum, with);
-      if (TOTAL > 0) totals[i] = v;
-      if (TOTAL == 0) finish.store(row, first_slot, top + n, v);
-    }
-    if (TOTAL > 0) {
-      ark_sync();
-      for (int n = ark_tid(); n < count; n += ARK_THREADS) {
-        float v = 0.0f;
-        for (int s = 0; s < ADDED; ++s) v += totals[s * CHUNK + n];
-        if (n != ark_tid()) left = finish.left(row, top + n);
-        finish.store(row, 0, top + n, v + left);
-      }
-    }
+    last.store(finish, chosen, row, first_slot, top, count, sums, totals);
     if (top + CHUNK < end) ark_sync();  // the next chunk's sums take the same memory
   }
 }
