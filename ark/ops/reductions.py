@@ -67,7 +67,18 @@ def _moments_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -
 
 
 register("reduce_moments", _moments_reference, lower_reduce, aliasing="none")
-register("reduce_sums", None, lower_reduce, aliasing="none")  # only the compiler creates it
+
+
+def _sums_reference(inputs: Sequence[np.ndarray], attrs: Mapping[str, Any]) -> list[np.ndarray]:
+    """The NumPy reference of reduce_sums, which only the compiler creates: the sums of the first
+    input's elements, and of the terms.
+    """
+    given = ReduceAttributes.from_node(attrs)
+    reduced = (inputs[0], _reduced(inputs, given))
+    return [np.sum(values, axis=given.axis, keepdims=given.keepdims) for values in reduced]
+
+
+register("reduce_sums", _sums_reference, lower_reduce, aliasing="none")
 
 
 def _logsumexp_reference(

@@ -126,7 +126,7 @@ class ReduceParams(Params, frozen=True):
 class Reduce(TaskKind):
     name = "reduce"
     params = ReduceParams
-    headers = (*HEADERS, *text.headers("folds.h", "reduce.h"))
+    headers = (*HEADERS, *text.headers("folds.h", "moments.h", "reduce.h"))
 
     def check(self, sig: Signature) -> None:
         super().check(sig)

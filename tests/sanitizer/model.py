@@ -34,8 +34,8 @@ ROLES = (
     ("if (ark_lane() == 0) ark_barrier_arrive(&ark_handshake", "ark_barrier_arrive(&ark_handshake"),
     ("if (ark_lane() == 0) ark_barrier_arrive(barrier", "ark_barrier_arrive(barrier"),
 )
-STREAM = (
-    ("ark_ring.empty[slot], ARK_WARPS)", "ark_ring.empty[slot], 32u * ARK_WARPS)"),
+STREAM = (("ark_ring.empty[slot], ARK_WARPS)", "ark_ring.empty[slot], 32u * ARK_WARPS)"),)
+RING = (
     (
         "if (ark_lane() == 0) {\n    ark_barrier_arrive(&ark_ring.empty",
         "{\n    ark_barrier_arrive(&ark_ring.empty",
@@ -57,7 +57,10 @@ def _replaced(text: str, pairs: tuple[tuple[str, str], ...]) -> str:
 def every_lane(dialect: Dialect) -> Dialect:
     """Returns CUDA's dialect with a loop in which every lane arrives at an mbarrier."""
     return dataclasses.replace(
-        dialect, roles=_replaced(dialect.roles, ROLES), stream=_replaced(dialect.stream, STREAM)
+        dialect,
+        roles=_replaced(dialect.roles, ROLES),
+        ring=_replaced(dialect.ring, RING),
+        stream=_replaced(dialect.stream, STREAM),
     )
 
 

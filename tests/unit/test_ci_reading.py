@@ -37,7 +37,7 @@ def test_gated_layer_includes_only_the_headers_of_its_form() -> None:
     own = reading.own(reading.traced("fused linear"), reading.traced("add"))
     tasks = ("sampling.h", "rotary.h", "tasks/linear.h", "linear_tiles.h", "linear_batch.h")
     assert not [path for path in own if path.endswith((*tasks, "growth.h"))]
-    assert len(own) <= 40 and sum(own.values()) <= 2600
+    assert len(own) <= 41 and sum(own.values()) <= 2600
 
 
 def test_terms_and_public_modules_stay_few() -> None:

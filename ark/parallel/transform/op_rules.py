@@ -353,6 +353,8 @@ WHOLE: dict[str, str] = {
     "grouped_convolution": COMPILED,
     "fusion": COMPILED,
     "linear": COMPILED,
+    "reduce_moments": COMPILED,
+    "reduce_sums": COMPILED,
     "row_fusion": COMPILED,
     "row_values": COMPILED,
     "swiglu_pairs": COMPILED,
