@@ -184,6 +184,9 @@ CASES = {
     "mxfp4-even": Case(
         row_type(fp4, 448, 32, bf16, False, bf16), 64, 448, 2, 0, 40, 2, 1, 48, False
     ),
+    "int4-even": Case(
+        row_type(int4, 448, 32, bf16, False, bf16), 48, 448, 2, 0, 33, 1, 1, 48, False
+    ),
     "mxfp4-units": Case(
         row_type(fp4, 320, 32, bf16, False, bf16), 48, 320, 4, 7, 30, 1, 2, 32, True
     ),
@@ -272,6 +275,10 @@ def weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     codes = rng.integers(-6, 7, (rows, case.columns)).astype(np.float32)
     scales = np.exp2(rng.integers(-9, 3, (rows, dtype.groups)).astype(np.float32))
     scales[case.end :: case.rows] = np.inf  # not read, although it lies behind the last row
+    if dtype.codes is int4:
+        # A scale that is too large for the codes of the other groups.
+        codes.reshape(rows, dtype.groups, -1)[:, -2] = 0
+        scales[:, -2] = np.exp2(np.float32(127))
     data = row_bytes(dtype, codes, scales)
     with np.errstate(invalid="ignore"):
         return data, row_values(dtype, data).reshape(shape).astype(np.float64)

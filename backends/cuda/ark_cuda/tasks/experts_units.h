@@ -315,9 +315,12 @@ ARK_DEVICE void ark_expert_units(ArkCtx& c, const ArkTask& t, X x, const unsigne
       const int low = top + tile / WEIGHTS * 16 + own_row;
 #pragma unroll
       for (int u = 0; u < UNITS; ++u) {
-        // Behind the last piece the input is zero, so any weights may be loaded.
+        // Behind the last piece the input is zero, so any piece may be loaded, but together with
+        // its own scale: with another one, values might be infinite, whose products with zero are
+        // NaN.
         const int at = (item % PARTS * UNITS + u) * 4 + own_piece;
-        const int p = K % SPAN == 0 || at < K / CODES ? at : K / CODES - 1;
+        const int other = K / CODES - (Reader::SHARED ? 2 - own_piece % 2 : 1);
+        const int p = K % SPAN == 0 || at < K / CODES ? at : other;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int own = low + 8 * half < end ? low + 8 * half : end - 1;
