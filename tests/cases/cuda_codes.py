@@ -61,12 +61,7 @@ static ark_u32 __byte_perm(ark_u32 a, ark_u32 b, ark_u32 selector) {
   }
   return made;
 }
-struct float2 { float x, y; };
 struct uint2 { uint32_t x, y; };
-template <int AT>
-static void ark_load_if(uint4& v, const void* from, bool loads) {
-  if (loads) __builtin_memcpy(&v, static_cast<const char*>(from) + AT, 16);
-}
 static uint64_t ark_packet_load(const ark_u64* p, bool) { return *p; }
 static void ark_packet_store(ark_u64* p, ark_u64 v, bool) { *p = v; }
 template <typename T>
@@ -75,7 +70,7 @@ struct ArkShort {};
 # Conversions of small floats. GPUs have instructions for them, which a host lacks. These functions
 # compute the same by the portable source, which ark compiles for GPUs without the instructions.
 CONVERTED = r"""
-static ark_u32 ark_pair_of_e4m3(ark_u32 word, int j) {
-  return both([=](int n) { return ark_small_float<3, 7>(word >> (16 * j + n / 2) & 255u); });
+static ark_u32 ark_pair_of_e4m3(ark_u32 word) {
+  return both([=](int n) { return ark_small_float<3, 7>(word >> n / 2 & 255u); });
 }
 """

@@ -24,13 +24,6 @@ static ark_u32 ark_float_bits(float v) { ark_u32 u; __builtin_memcpy(&u, &v, 4);
 static ark_u32 ark_shfl_xor(ark_u32 v, int mask) {
   return ark_float_bits(ark_shfl_xor(ark_bits_float(v), mask));
 }
-static ark_u32 ark_warp_largest(ark_u32 v) {
-  for (int mask = 1; mask < 32; mask *= 2) {
-    const ark_u32 other = ark_shfl_xor(v, mask);
-    v = other > v ? other : v;
-  }
-  return v;
-}
 static void ark_post_host(ark_u32*, ark_u32) {}
 struct Logits { float* p; int width; };
 static void ark_publish(ArkCtx&, const Logits& x, int, int, int m, int n, float v) {

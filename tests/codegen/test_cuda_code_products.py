@@ -73,6 +73,7 @@ static char slabs[ARK_MATRIX_SLABS];
 static char* ark_matrix_slab(ArkCtx&, int) { return slabs; }
 #define ark_warp() own_warp
 #define ark_sync() block.arrive_and_wait()
+struct float2 { float x, y; };
 static ark_u32 nearest(float v) {
   const ark_u32 bits = ark_float_bits(v);
   return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;

@@ -44,14 +44,6 @@ CASES: list[tuple[str, int, int, Any, int]] = [
     ("fp8_e4m3", 2048, 128, fp32, 4),
     ("fp8_e5m2", 768, 768, fp32, 1),
 ]
-# The same of products for which warps divide 16 rows along k.
-SHARED: list[tuple[str, int, int, Any]] = [
-    ("int4", 2048, 128, bf16),
-    ("int4", 1024, 64, bf16),
-    ("int8", 1024, 128, fp32),
-    ("fp8_e4m3", 1024, 1024, fp32),
-]
-SHARED_WARPS = 3
 # A type of rows that matrix units do not support: 96 columns are divided among eight warps, and 12
 # columns are less than a group of 32.
 NARROW = row_type(NAMES["int8"], 96, 32, fp16, False, fp16)
@@ -93,24 +85,6 @@ static void products(const void* w, const float* given, float* out) {
     }
   });
 }
-// Rows are in the order 0 to 15. The warps of a task work one after the other.
-template <class ROW>
-static void shared(const void* w, const float* given, float* out, int warps) {
-  typedef ArkRowTile<ROW, 16, Half> Tile;
-  std::vector<ark_f16> x(Tile::SIZE);
-  std::vector<float> blocks((ROW::COLUMNS + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK);
-  warp([&] {
-    store<Tile, ROW::COLUMNS>(given, x.data(), blocks.data());
-    const ROW* rows = static_cast<const ROW*>(w);
-    for (int n = 0; n < warps; ++n) {
-      const int pairs = ARK_UNIT_PAIRS<Tile>;
-      float sums[2];
-      ark_shared_products<Tile>(rows[lane / 4], rows[lane / 4 + 8], x.data(), blocks.data(),
-                                n * pairs / warps, (n + 1) * pairs / warps, sums);
-      if (lane % 4 == 0) out[lane / 4] += sums[0], out[lane / 4 + 8] += sums[1];
-    }
-  });
-}
 template <class ROW, int R>
 static void unscaled(const float* given, uint16_t* out) {
   typedef ArkRowTile<ROW, R, ark_f16> Tile;
@@ -129,13 +103,6 @@ static void pairs(ark_u32 code, uint16_t* out) {
 """
 
 
-def shared_kinds() -> list[RowType]:
-    return [
-        row_type(NAMES[name], columns, group, scales, False, bf16)
-        for name, columns, group, scales in SHARED
-    ]
-
-
 def kinds() -> list[tuple[RowType, int]]:
     """The types of the cases, and rows of a stage."""
     return [
@@ -152,16 +119,11 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         f"  if (n == {n}) products<{dtype.storage}, {rows}>(w, x, out);\n"
         for n, (dtype, rows) in enumerate(kinds())
     )
-    parts = "".join(
-        f"  if (n == {n}) shared<{dtype.storage}>(w, x, out, {SHARED_WARPS});\n"
-        for n, dtype in enumerate(shared_kinds())
-    )
     codes = "".join(
         f"  if (n == {n}) pairs<{t.storage}>(code, out);\n" for n, t in enumerate(CODES)
     )
     calls = (
         f'extern "C" void run(int n, const void* w, const float* x, float* out) {{\n{runs}}}\n'
-        f'extern "C" void parts(int n, const void* w, const float* x, float* out) {{\n{parts}}}\n'
         f'extern "C" void store(const float* x, uint16_t* out) {{\n'
         f"  unscaled<{NARROW.storage}, 2>(x, out);\n}}\n"
         f'extern "C" void codes(int n, ark_u32 code, uint16_t* out) {{\n{codes}}}\n'
@@ -191,13 +153,11 @@ def test_all_codes_become_their_values(device: ctypes.CDLL, number: int) -> None
         np.testing.assert_array_equal(out.view(np.float16).astype(float), want, str(code))
 
 
-def compared(call: Any, number: int, dtype: RowType, rows: int) -> None:
-    """Compares a product of random rows and a random input with NumPy's. call: called with the
-    number of the case, the rows, the input and the result. Of a case with one row, the pair of the
-    first row and the third is compared, too.
-    """
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: "-".join(map(str, CASES[n])))
+def test_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> None:
+    dtype, rows = kinds()[number]
     single = rows == 1
-    rows = 3 if single else rows
+    rows = 3 if single else rows  # of a single row, the pair of the first row and the third, too
     rng = np.random.default_rng(number)
     low, high = {"int4": (-8, 8), "int8": (-128, 128)}.get(dtype.codes.name, (0, 16))
     codes = rng.integers(low, high, (rows, dtype.columns))
@@ -211,27 +171,17 @@ def compared(call: Any, number: int, dtype: RowType, rows: int) -> None:
     if dtype.columns > 512:
         x[256:384] = 0
         x[384:512] *= np.float32(2.0**-60)
-    out = np.zeros(rows, np.float32)
+    out = np.full(rows, np.nan, np.float32)
     base = np.zeros(stored.size + 16, np.uint8)  # rows begin at multiples of 16 bytes
     begin = -base.ctypes.data % 16
     base[begin : begin + stored.size] = stored.ravel()
     aligned = base[begin : begin + stored.size]
     pointers = [a.ctypes.data_as(ctypes.c_void_p) for a in (aligned, x, out)]
-    call(number, *pointers)
+    device.run(number, *pointers)
     values, wide = row_values(dtype, stored).astype(np.float64), x.astype(np.float64)
     values = values[[0, 0, 2]] if single else values
     most = np.abs(values) @ np.abs(wide)
     np.testing.assert_array_less(np.abs(out - values @ wide), 3e-4 * most)
-
-
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: "-".join(map(str, CASES[n])))
-def test_stage_of_rows_agrees_with_numpy(device: ctypes.CDLL, number: int) -> None:
-    compared(device.run, number, *kinds()[number])
-
-
-@pytest.mark.parametrize("number", range(len(SHARED)), ids=lambda n: "-".join(map(str, SHARED[n])))
-def test_warps_that_divide_rows_agree_with_numpy(device: ctypes.CDLL, number: int) -> None:
-    compared(device.parts, number, shared_kinds()[number], 16)
 
 
 def test_rows_without_matrix_units_store_their_input_unscaled(device: ctypes.CDLL) -> None:

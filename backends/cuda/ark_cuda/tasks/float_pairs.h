@@ -23,38 +23,15 @@ ARK_DEVICE ark_u32 ark_both_fma(const ark_bf16*, ark_u32 a, ark_u32 b, ark_u32 c
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
   return sum;
 }
-// Converts two fp8 (e4m3), half j of a word, to fp16. The instruction reads either half, so that a
-// shift would be one more instruction.
-ARK_DEVICE ark_u32 ark_pair_of_e4m3(ark_u32 word, int j) {
+// Converts two fp8 (e4m3), the low half of a word, to fp16.
+ARK_DEVICE ark_u32 ark_pair_of_e4m3(ark_u32 word) {
   ark_u32 pair;
-  if (j == 0) {
-    asm("{\n"
-        "  .reg .b16 low, high;\n"
-        "  mov.b32 {low, high}, %1;\n"
-        "  cvt.rn.f16x2.e4m3x2 %0, low;\n"
-        "}\n"
-        : "=r"(pair)
-        : "r"(word));
-  } else {
-    asm("{\n"
-        "  .reg .b16 low, high;\n"
-        "  mov.b32 {low, high}, %1;\n"
-        "  cvt.rn.f16x2.e4m3x2 %0, high;\n"
-        "}\n"
-        : "=r"(pair)
-        : "r"(word));
-  }
+  asm("{\n"
+      "  .reg .b16 low, high;\n"
+      "  mov.b32 {low, high}, %1;\n"
+      "  cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "}\n"
+      : "=r"(pair)
+      : "r"(word));
   return pair;
-}
-
-// Loads 16 bytes of shared memory, AT bytes behind `from`, to v in lanes whose `loads` is true.
-// Other lanes keep v. Shared memory serves a quarter of a warp at a time, and a quarter without
-// loads takes no time.
-template <int AT>
-ARK_DEVICE void ark_load_if(uint4& v, const void* from, bool loads) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.u32 p, %5, 0;\n"
-      " @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4 + %6];\n}"
-      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-      : "r"(ark_shared_address(from)), "r"(static_cast<ark_u32>(loads)), "n"(AT));
 }

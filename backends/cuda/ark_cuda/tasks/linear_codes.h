@@ -41,7 +41,7 @@ ARK_DEVICE ark_u32 ark_code_pair(const unsigned char*, ark_u32 word, int j) {
                       0xe400e400u);
 }
 ARK_DEVICE ark_u32 ark_code_pair(const ark_e4m3*, ark_u32 word, int j) {
-  return ark_pair_of_e4m3(word, j);
+  return ark_pair_of_e4m3(j == 0 ? word : word >> 16);
 }
 ARK_DEVICE ark_u32 ark_code_pair(const ark_e5m2*, ark_u32 word, int j) {
   return __byte_perm(word, 0u, j == 0 ? 0x1404u : 0x3424u);

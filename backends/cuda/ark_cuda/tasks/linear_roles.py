@@ -39,7 +39,7 @@ def _rows(sig: Signature) -> int:
     return sig.operands[2].shape[0]
 
 
-def task_rows(sig: Signature, machine: Machine) -> int:
+def _task_rows(sig: Signature, machine: Machine) -> int:
     """The most rows of weights that a task has."""
     rows = sig.read(LinearParams).rows
     stages = -(-sig.operands[1].shape[0] // rows)
@@ -85,7 +85,7 @@ class Roles(Body):
         if rows > 1:
             sums = sums_bytes(machine.warps, rows, params.rows, splits)
             return _input_bytes(sig) + sums + best
-        parts = 4 * (splits + 1) * task_rows(sig, machine) if splits > 1 else 0
+        parts = 4 * (splits + 1) * _task_rows(sig, machine) if splits > 1 else 0
         return _input_bytes(sig) + 4 * machine.warps + parts + best
 
     def maps(self, sig: Signature, machine: Machine) -> tuple[BoxMap, ...]:
@@ -121,7 +121,7 @@ class Roles(Body):
             # both ranks begin with share 0. Their kernels are then equal, and one kernel is
             # compiled for both.
             shares = (given, params.first if given > 2 else 0)
-            constants = (*sizes, task_rows(sig, machine), _input_bytes(sig), *shares)
+            constants = (*sizes, _task_rows(sig, machine), _input_bytes(sig), *shares)
             return inline.inlined(
                 name, text.called("ark_linear_roles", constants, operands), machine
             )

@@ -131,13 +131,12 @@ ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, cons
                                       S epilogue) {
   typedef ArkRowTile<ROW, R, T> Tile;
   constexpr int K = ROW::COLUMNS, STEP = 32 / R, WIDTH = S::WIDTH;
-  constexpr int BLOCKS = (K + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK;
-  static_assert(Tile::SIZE * sizeof(T) + 4 * BLOCKS <= XS,
+  static_assert(Tile::SIZE * sizeof(T) + 4 * ((K + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK) <= XS,
                 "the input and its blocks' factors have their place");
   typedef typename ArkRowInput<Tile::NONE, T>::type Input;
   Input* xs = reinterpret_cast<Input*>(ARK_SCRATCH(c));
   float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
-  float* blocks = squares - BLOCKS;
+  float* blocks = squares - (K + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK;
   const int end = t.coord[1];
   const int first = static_cast<int>((static_cast<ark_u32>(ark_warp()) + ARK_WARPS -
                                       (ark_stages_before(c) + t.fetch_begin) % ARK_WARPS) %
@@ -221,77 +220,4 @@ ARK_DEVICE bool ark_linear_row_stages(ArkCtx& c, const ArkTask& t, X input, cons
   }
   ark_sums_finish(c, t, epilogue, squares + ARK_WARPS);
   return true;
-}
-
-// Like ark_linear_row_stages, for few long rows: at most 16 rows in a task, all of which lie in the
-// ring at once. The warps divide all rows along k, so that they have equal work. Each reads its
-// part of every row, and the first warp adds the parts.
-constexpr int ARK_SHARED_ROWS = 16;  // SHARED_ROWS of linear_rows.py
-template <class ROW, typename T, int R, int XS, int SHARES, int FIRST, class X, class N, class S>
-ARK_DEVICE bool ark_linear_row_shared(ArkCtx& c, const ArkTask& t, X input, const N& prologue,
-                                      S epilogue) {
-  typedef ArkRowTile<ROW, ARK_SHARED_ROWS, T> Tile;
-  constexpr int K = ROW::COLUMNS, PAIRS = ARK_UNIT_PAIRS<Tile>;
-  if constexpr (PAIRS < ARK_WARPS) {
-    return ark_linear_row_stages<ROW, T, R, XS, SHARES, FIRST>(c, t, input, prologue, epilogue);
-  } else {
-    static_assert(S::WIDTH == 1 && !N::norm && ARK_SHARED_ROWS / R <= ARK_RING_DEPTH);
-    constexpr int BLOCKS = (K + ARK_INPUT_BLOCK - 1) / ARK_INPUT_BLOCK;
-    static_assert(Tile::SIZE * sizeof(T) + 4 * BLOCKS <= XS);
-    ark_f16* xs = reinterpret_cast<ark_f16*>(ARK_SCRATCH(c));
-    float* squares = reinterpret_cast<float*>(ARK_SCRATCH(c) + XS);
-    float* blocks = squares - BLOCKS;
-    float* parts = squares + 3 * ARK_WARPS;  // 16 rows' sums of each warp
-    const int lane = ark_lane(), warp = ark_warp();
-    const int rows = t.coord[1] - t.coord[0], row = t.coord[0] + lane;
-    const bool lead = warp == 0 && lane < rows;
-    float ahead[1][1] = {};
-    const auto prepare = [&] {
-      if (lead) ark_sums_ahead(c, epilogue, 0, row, 1, ahead);
-    };
-    if constexpr (!S::WAITS) prepare();
-    if (!ark_enter(c)) return false;
-    if constexpr (S::WAITS) prepare();
-    const float none[1] = {};
-    ark_tile_row<Tile, K, SHARES, FIRST, false>(c, input.p, none, xs, blocks, X::system);
-    const ark_u32 gathered = ark_gather_stored();
-    const ark_u32 begin = ark_stages_before(c) + t.fetch_begin,
-                  stages = t.fetch_end - t.fetch_begin;
-    const ROW* own[2];
-    bool there = true;  // each lane has observed the barriers of its rows' stages
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = lane / 4 + 8 * i, mine = at < rows ? at : rows - 1;
-      const ark_u32 index = begin + static_cast<ark_u32>(mine / R), slot = index % ARK_RING_DEPTH;
-      own[i] = reinterpret_cast<const ROW*>(ark_slot(slot)) + mine % R;
-      there = ark_barrier_passed(&ark_ring.full[slot], index / ARK_RING_DEPTH & 1u) && there;
-    }
-    if (!__all_sync(0xffffffffu, there)) {
-      for (ark_u32 j = 0u; j < stages; ++j) ark_stage(c, t.fetch_begin + j);
-    }
-    ark_gather_wait(gathered);
-    float sums[2];
-    ark_shared_products<Tile>(*own[0], *own[1], xs, blocks, warp * PAIRS / ARK_WARPS,
-                              (warp + 1) * PAIRS / ARK_WARPS, sums);
-    if (lane % 4 == 0) {
-      parts[warp * ARK_SHARED_ROWS + lane / 4] = sums[0];
-      parts[warp * ARK_SHARED_ROWS + lane / 4 + 8] = sums[1];
-    }
-    __syncwarp();
-    if (static_cast<ark_u32>(lane) < stages) {
-      ark_barrier_arrive(&ark_ring.empty[(begin + lane) % ARK_RING_DEPTH], 1u);
-    }
-    const ark_u32 stored = ark_squares_stored();
-    if (warp == 0) {
-      ark_squares_wait(stored);
-      float total[1] = {};
-#pragma unroll
-      for (int i = 0; i < ARK_WARPS; ++i) {
-        total[0] += parts[i * ARK_SHARED_ROWS + lane % ARK_SHARED_ROWS];
-      }
-      if (lead) ark_sums_store(c, epilogue, 0, row, 1, total, ahead[0]);
-    }
-    ark_sums_finish(c, t, epilogue, squares + ARK_WARPS);
-    return true;
-  }
 }

@@ -35,16 +35,14 @@ struct ArkRowTile<ArkRow<C, K, GROUP, S, ZEROS>, R, T> {
   static constexpr int EIGHTS = NONE ? 1 : OWN / 8;
   static constexpr int PITCH = PART + (SEGMENTS > 1 ? 32 : 0);  // neighbours begin at other banks
   // SIZE: the number of elements of x in shared memory. place(k): the position of element k.
-  // Elements that a lane uses at once are neighbours; of every four pairs, the second and the third
-  // change places (ark_eight_products).
+  // Elements that a lane uses at once are neighbours.
   static constexpr int SIZE = NONE ? K : SEGMENTS * PITCH;
   ARK_DEVICE int place(int k) {
     if constexpr (NONE) {
       return k;
     } else {
       const int in = k % PART, lane = in % COLUMNS / OWN, eight = in % OWN / 8;
-      const int pair = k % 8 / 2, turned = pair % 2 * 2 + pair / 2;
-      return k / PART * PITCH + in / COLUMNS * COLUMNS + eight * 32 + lane * 8 + turned * 2 + k % 2;
+      return k / PART * PITCH + in / COLUMNS * COLUMNS + eight * 32 + lane * 8 + k % 8;
     }
   }
 };
@@ -68,8 +66,8 @@ ARK_DEVICE void ark_store_block(T* xs, float* blocks, int first, int second, con
   float by = 1.0f;
   if constexpr (!Tile::NONE) {
     float most = fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3])));
-    // Numbers that are not negative are in the order of their bits.
-    most = ark_bits_float(ark_warp_largest(ark_float_bits(most)));
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) most = fmaxf(most, ark_shfl_xor(most, mask));
     float back;
     by = ark_block_factor(most, back);
     if (ark_lane() == 0) blocks[first / ARK_INPUT_BLOCK] = back;
@@ -99,111 +97,6 @@ ARK_DEVICE ark_u32 ark_code_operand(const ark_u32 (&words)[N], int j) {
   return ark_code_pair(static_cast<const C*>(nullptr), words[j / PAIRS], j % PAIRS);
 }
 
-// Adds the products of eight codes of a lane's lower row (and eight of its upper row) with x. Pairs
-// 0 and 2 are multiplied first, then pairs 1 and 3. Without an upper row all four pairs are in one
-// operand as they lie, which takes no further instruction: the first product's lower rows and the
-// second one's upper rows then have sums (ark_unit_sum).
-template <bool TWO>
-ARK_DEVICE void ark_eight_products(float (&d)[2][4], const ark_u32 (&l)[4], const ark_u32 (&h)[4],
-                                   const uint4& b, const ark_f16* type) {
-  if constexpr (TWO) {
-    ark_mma(d[0], l[0], h[0], l[2], h[2], b.x, b.y, type);
-    ark_mma(d[1], l[1], h[1], l[3], h[3], b.z, b.w, type);
-  } else {
-    ark_mma(d[0], l[0], l[1], l[2], l[3], b.x, b.y, type);
-    ark_mma(d[1], l[0], l[1], l[2], l[3], b.z, b.w, type);
-  }
-}
-// Sum e of a lane's two sums of its lower row.
-template <bool TWO>
-ARK_DEVICE float ark_unit_sum(const float (&d)[2][4], int e) {
-  return d[0][e] + d[1][TWO ? e : 2 + e];
-}
-
-// Loads a lane's elements of x, eight at a time, if ALL or `loads`.
-template <bool ALL, int I = 0, int N>
-ARK_DEVICE void ark_load_eights(uint4 (&b)[N], const ark_f16* x, bool loads) {
-  if constexpr (ALL) {
-    b[I] = *reinterpret_cast<const uint4*>(x + 32 * I);
-  } else {
-    ark_load_if<64 * I>(b[I], x, loads);
-  }
-  if constexpr (I + 1 < N) ark_load_eights<ALL, I + 1>(b, x, loads);
-}
-
-// Adds the products of units `from` to `end` of a lane's rows of codes with x. Units are multiplied
-// two at a time if EVEN. lower, upper: the rows of the tile's lower and upper half (without TWO
-// only the lower one); low, high: their bytes from which this lane reads. own: this lane's x.
-// begin: the first column of the lane's part of the rows. TURNED: lanes whose `turned` is 1 take
-// units in reverse order, HALVES: the halves of each unit. LANES: the lanes that have columns whose
-// sums are used; other lanes do not load x, because each load of a quarter of the warp takes time.
-// all: sums of the tile's columns.
-template <bool TWO, bool EVEN, bool TURNED, bool HALVES, int LANES, class TILE, class C, int K,
-          int GROUP, class S, bool ZEROS>
-ARK_DEVICE void ark_tile_units(const ArkRow<C, K, GROUP, S, ZEROS>& lower,
-                               const ArkRow<C, K, GROUP, S, ZEROS>& upper,
-                               const unsigned char* low_bytes, const unsigned char* high_bytes,
-                               const ark_f16* own, const float* blocks, bool loads, int begin,
-                               int turned, int from, int end, float (&all)[4]) {
-  constexpr int UNIT = TILE::UNIT, COLUMNS = TILE::COLUMNS, STEPS = UNIT / COLUMNS;
-  constexpr bool ONE = ArkRow<C, K, GROUP, S, ZEROS>::GROUPS == 1;  // applied at the end
-  uint4 x[EVEN ? 2 : 1][STEPS][TILE::EIGHTS] = {};
-  const auto unit = [&](int u, uint4(&b)[STEPS][TILE::EIGHTS]) {
-    const auto start = [&](int s) {
-      return (TURNED ? u ^ turned : u) * UNIT + (HALVES ? s ^ turned : s) * COLUMNS;
-    };
-    ark_u32 low[STEPS][TILE::BYTES / 4], high[STEPS][TILE::BYTES / 4] = {};
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-      const int byte = start(s) / TILE::OF_BYTE;
-      ark_load_words<TILE::BYTES>(low[s], low_bytes + byte);
-      if constexpr (TWO) ark_load_words<TILE::BYTES>(high[s], high_bytes + byte);
-    }
-    const ark_u32 column = static_cast<ark_u32>(begin + (TURNED ? u ^ turned : u) * UNIT);
-    float first = blocks[column / ARK_INPUT_BLOCK];
-    float second = first;
-    if constexpr (!ONE) {
-      first *= ark_row_scale(lower, column / GROUP);
-      second *= TWO ? ark_row_scale(upper, column / GROUP) : 0.0f;
-    }
-    float d[2][4] = {};
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-      ark_load_eights<LANES == 32>(b[s], own + start(s), loads);
-#pragma unroll
-      for (int i = 0; i < TILE::EIGHTS; ++i) {
-        ark_u32 l[4], h[4] = {};
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          l[j] = ark_code_operand<C>(low[s], 4 * i + j);
-          if constexpr (TWO) h[j] = ark_code_operand<C>(high[s], 4 * i + j);
-        }
-        ark_eight_products<TWO>(d, l, h, b[s][i], own);
-      }
-    }
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      all[e] = fmaf(ark_unit_sum<TWO>(d, e), first, all[e]);
-      if constexpr (TWO) all[2 + e] = fmaf(d[0][2 + e] + d[1][2 + e], second, all[2 + e]);
-    }
-  };
-#pragma unroll 1
-  for (int u = from; u < end; u += EVEN ? 2 : 1) {
-    unit(u, x[0]);
-    if constexpr (EVEN) unit(u + 1, x[1]);
-  }
-}
-
-// If all parts of rows begin at the same bank of shared memory, every second part processes its
-// units in reverse order (TURNED), or, if a unit covers all banks, the halves of each unit
-// (HALVES).
-template <class TILE, int BYTES>
-constexpr bool ARK_UNITS_TURNED =
-    BYTES % 128 == 0 && TILE::PART / TILE::UNIT % 2 == 0 && TILE::UNIT / TILE::OF_BYTE == 64;
-template <class TILE, int BYTES>
-constexpr bool ARK_HALVES_TURNED =
-    BYTES % 128 == 0 && TILE::UNIT / TILE::OF_BYTE == 128 && TILE::UNIT == 2 * TILE::COLUMNS;
-
 // The products of R rows of codes with the input x. x is in the tile's layout; `blocks` has the
 // inverse factors of its blocks. Lane l gets the product of row l R / 32. apart: bytes from a row
 // to the next, for two rows.
@@ -212,28 +105,72 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
                                    const float* blocks,
                                    int apart = sizeof(ArkRow<C, K, GROUP, S, ZEROS>)) {
   typedef ArkRow<C, K, GROUP, S, ZEROS> Row;
-  constexpr int SEGMENTS = TILE::SEGMENTS, PART = TILE::PART, UNITS = PART / TILE::UNIT;
+  constexpr int SEGMENTS = TILE::SEGMENTS, PART = TILE::PART, COLUMNS = TILE::COLUMNS;
+  constexpr int UNIT = TILE::UNIT, UNITS = PART / UNIT, STEPS = UNIT / COLUMNS;
+  constexpr bool ONE = Row::GROUPS == 1;  // the row's scale is applied at the end
   const int me = ark_unknown(ark_lane()), row = me / 4, segment = row % SEGMENTS;
   const Row& lower = rows[row / SEGMENTS * (R > 1 ? 2 : 1)];
   const Row& upper =
       *reinterpret_cast<const Row*>(reinterpret_cast<const char*>(&lower) + (R > 1 ? apart : 0));
-  constexpr bool TURNED = SEGMENTS > 1 && ARK_UNITS_TURNED<TILE, PART / TILE::OF_BYTE>;
-  constexpr bool HALVES = SEGMENTS > 1 && ARK_HALVES_TURNED<TILE, PART / TILE::OF_BYTE>;
-  // With 4-bit codes, loads in some lanes only took longer on an H200.
-  constexpr int LANES = TILE::OF_BYTE > 1 ? 32 : 4 * SEGMENTS;
+  // If all segments (parts of a row) begin at the same bank of shared memory, every second segment
+  // processes its units in reverse order, to avoid bank conflicts.
+  constexpr bool TURNED = SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNITS % 2 == 0 &&
+                          UNIT / TILE::OF_BYTE == 64;
+  // If a unit covers all banks of shared memory, every second segment (part of a row) processes the
+  // halves of each unit in reverse order, to avoid bank conflicts.
+  constexpr bool HALVES =
+      SEGMENTS > 1 && PART / TILE::OF_BYTE % 128 == 0 && UNIT / TILE::OF_BYTE == 128 && STEPS == 2;
   const int turned = segment % 2, begin = segment * PART, lane = me % 4;
   const ark_f16* own = x + segment * TILE::PITCH + lane * 8;
   const unsigned char* low_bytes = lower.bytes + begin / TILE::OF_BYTE + lane * TILE::BYTES;
   const unsigned char* high_bytes = upper.bytes + begin / TILE::OF_BYTE + lane * TILE::BYTES;
+  const auto start = [&](int u, int s) {
+    return (TURNED ? u ^ turned : u) * UNIT + (HALVES ? s ^ turned : s) * COLUMNS;
+  };
   float all[4] = {};
-  ark_tile_units<(R > 1), UNITS % 2 == 0, TURNED, HALVES, LANES, TILE>(
-      lower, upper, low_bytes, high_bytes, own, blocks, me < 4 * SEGMENTS, begin, turned, 0, UNITS,
-      all);
+#pragma unroll(UNITS % 2 == 0 && STEPS == 1 ? 2 : 1)
+  for (int u = 0; u < UNITS; ++u) {
+    ark_u32 low[STEPS][TILE::BYTES / 4], high[STEPS][TILE::BYTES / 4] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const int byte = start(u, s) / TILE::OF_BYTE;
+      ark_load_words<TILE::BYTES>(low[s], low_bytes + byte);
+      if constexpr (R > 1) ark_load_words<TILE::BYTES>(high[s], high_bytes + byte);
+    }
+    const int column = begin + (TURNED ? u ^ turned : u) * UNIT;
+    float first = blocks[column / ARK_INPUT_BLOCK], second = first;
+    if constexpr (!ONE) {
+      first *= ark_row_scale(lower, column / GROUP);
+      second *= R > 1 ? ark_row_scale(upper, column / GROUP) : 0.0f;
+    }
+    float d[2][4] = {};
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const int at = start(u, s);
+#pragma unroll
+      for (int i = 0; i < TILE::EIGHTS; ++i) {
+        const uint4 b = *reinterpret_cast<const uint4*>(own + at + 32 * i);
+        ark_u32 l[4], h[4] = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          l[j] = ark_code_operand<C>(low[s], 4 * i + j);
+          if constexpr (R > 1) h[j] = ark_code_operand<C>(high[s], 4 * i + j);
+        }
+        ark_mma(d[0], l[0], h[0], l[1], h[1], b.x, b.y, x);
+        ark_mma(d[1], l[2], h[2], l[3], h[3], b.z, b.w, x);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      all[e] = fmaf(d[0][e] + d[1][e], first, all[e]);
+      all[2 + e] = fmaf(d[0][2 + e] + d[1][2 + e], second, all[2 + e]);
+    }
+  }
   // The tile has products of each part of a row of weights with each part of x. Only products of
   // equal parts are used.
   const bool mine = lane == segment / 2, odd = segment % 2 != 0;
   float sums[2] = {mine ? (odd ? all[1] : all[0]) : 0.0f, mine ? (odd ? all[3] : all[2]) : 0.0f};
-  if constexpr (Row::GROUPS == 1) {
+  if constexpr (ONE) {
     sums[0] *= ark_row_scale(lower, 0);
     if constexpr (R > 1) sums[1] *= ark_row_scale(upper, 0);
   }
@@ -243,33 +180,4 @@ ARK_DEVICE float ark_tile_products(const ArkRow<C, K, GROUP, S, ZEROS>* rows, co
     if constexpr (R > 1) sums[1] += ark_shfl_xor(sums[1], mask);
   }
   return R > 1 && (ark_lane() / (2 * SEGMENTS) & 1) != 0 ? sums[1] : sums[0];
-}
-
-// Whether warps can divide rows along k (ark_shared_products): each takes whole pairs of units.
-template <class TILE>
-constexpr int ARK_UNIT_PAIRS = TILE::NONE ? 0 : TILE::PART / TILE::UNIT / 2;
-
-// This warp's part, along k, of the products of 16 rows of codes with the input x, whose layout is
-// that of TILE, a tile of 16 whole rows. Lane l passes rows l / 4 and l / 4 + 8, all of which begin
-// at the same bank. Lanes with l % 4 == 0 get these rows' sums over units from * 2 to end * 2 - 1.
-template <class TILE, class C, int K, int GROUP, class S, bool ZEROS>
-ARK_DEVICE void ark_shared_products(const ArkRow<C, K, GROUP, S, ZEROS>& lower,
-                                    const ArkRow<C, K, GROUP, S, ZEROS>& upper, const ark_f16* x,
-                                    const float* blocks, int from, int end, float (&sums)[2]) {
-  static_assert(TILE::SEGMENTS == 1, "whole rows");
-  constexpr bool TURNED = ARK_UNITS_TURNED<TILE, 0>, HALVES = ARK_HALVES_TURNED<TILE, 0>;
-  constexpr int COLUMNS = TURNED || HALVES ? 2 : 1;
-  const int me = ark_unknown(ark_lane()), lane = me % 4, turned = me / 4 % COLUMNS;
-  float all[4] = {};
-  ark_tile_units<true, true, TURNED, HALVES, 4 * COLUMNS, TILE>(
-      lower, upper, lower.bytes + lane * TILE::BYTES, upper.bytes + lane * TILE::BYTES,
-      x + lane * 8, blocks, me < 4 * COLUMNS, 0, turned, 2 * from, 2 * end, all);
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    sums[i] = turned != 0 ? all[2 * i + 1] : all[2 * i];
-  }
-  if constexpr (ArkRow<C, K, GROUP, S, ZEROS>::GROUPS == 1) {
-    sums[0] *= ark_row_scale(lower, 0);
-    sums[1] *= ark_row_scale(upper, 0);
-  }
 }
