@@ -37,7 +37,8 @@ def join_reductions(graph: Graph) -> Graph:
         elif node.type == "reduce_sum":
             for tensor in node.inputs[:2]:
                 at, other = first.get(tensor.buffer.id, (-1, node))
-                own = {t.buffer.id for t in other.outputs}
+                # Moments replace the means. The term of a second sum may not need the first sum.
+                own = {t.buffer.id for t in other.outputs if other.type == "reduce_mean"}
                 read = [t for t in (*other.inputs, *node.inputs) if t.buffer.id not in own]
                 stale = written.behind(at - 1, read) or written.behind(at, other.outputs)
                 joined = None if at < 0 or stale else _joined(graph, other, node, tensor)
