@@ -99,7 +99,7 @@ def test_squares_of_other_differences_are_not_joined() -> None:
     assert "moments" not in [op.params.get("function") for op in planned.ops]
 
 
-def test_a_sum_of_terms_that_need_the_other_sum_is_computed_behind_it() -> None:
+def test_sum_of_terms_that_need_the_other_sum_is_computed_behind_it() -> None:
     with ark.use_model(ark.Model()) as model:
         x = ark.tensor(SHAPES[0])
         apart = ark.sub(x, ark.reduce_sum(x, 0))
