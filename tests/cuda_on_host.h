@@ -39,6 +39,14 @@ static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 #ifndef HOST_BLOCK
+static uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = static_cast<uint64_t>(high) << 32 | low;
+  uint32_t chosen = 0u;
+  for (int i = 0; i < 4; ++i) {
+    chosen |= static_cast<uint32_t>(bytes >> 8 * (selector >> 4 * i & 7u) & 255u) << 8 * i;
+  }
+  return chosen;
+}
 template <typename T>
 static T __shfl_sync(unsigned, T v, int, int = 32) {
   return v;

@@ -91,7 +91,9 @@ def write(plan: Plan, machine: Machine, dialect: Dialect, phases: range | None =
         "#define ARK_LIMIT_FALLS 1\n" if _ends(plan, (*headers, *bodies.texts)) else "",
     ]
     waits = [dialect.prelude, layout.declarations(), *map(device_text, WAITS)]
-    stream = [dialect.ring, dialect.growth if grows(plan, phases) else "", dialect.stream]
+    # Bodies of attention name functions of growing fetches, also where no fetch of the plan grows.
+    growth = grows(plan, phases) or any("ark_grown" in header for header in headers)
+    stream = [dialect.ring, dialect.growth if growth else "", dialect.stream]
     shared = dialect.shares_loops and machine.variant.name == "block" and not machine.ring_bytes
     parts = [
         *begin,
